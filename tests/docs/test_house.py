@@ -97,7 +97,9 @@ BELOW: dict[str, dict[str, set[str]]] = {
     "prefixloom_fleet": {
         "routing": set(),
         "simulation": {"routing"},
-        "commands": {"routing", "simulation"},
+        "knowledge": {"routing"},
+        "deploy": {"routing", "knowledge"},
+        "commands": {"routing", "simulation", "knowledge", "deploy"},
     },
     "bench": {
         "runner": set(),

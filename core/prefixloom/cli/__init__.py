@@ -26,7 +26,7 @@ COMMANDS = {
     "conformance": "hold an installed component, store or policy against every law of the conformance kit",
     "demo": "conversations through the built-in model: what hits, what it saves, and whether all stays the same",
     "explain": "why a server would hit what it hits of a prompt, and what would have helped",
-    "fleet": "several replicas of a server: what routing policies save, on paper",
+    "fleet": "several replicas of a server behind one address; and what routing policies save, on paper",
     "plan": "what a memory budget holds of a model's requests, how many users fit, and what more memory would bring",
     "replay": "serve a trace with a cache on paper: what hits, what stops the rest, and what another policy would do",
     "serve": "serve a model over HTTP, as OpenAI's API has it",

@@ -112,6 +112,21 @@ class Begun:
     with_usage: bool
 
 
+async def body_bytes(request: Request, limits: Limits, share: BodyShare) -> bytes:
+    """Read a body within the limits; ``share`` holds its bytes. ``ApiError``: it is too large, or too slow."""
+    data = bytearray()
+    try:
+        with anyio.fail_after(limits.body_seconds):
+            async for chunk in request.stream():
+                data += chunk
+                if len(data) > limits.body:
+                    raise ApiError(413, f"the body has more than {limits.body} bytes", code="body_too_large")
+                share.hold(len(data))
+    except TimeoutError:
+        raise ApiError(408, f"the body took more than {limits.body_seconds:g} seconds") from None
+    return bytes(data)
+
+
 class Server:
     """What the routes share. ``name``: of the model. ``fingerprint``: changes with the model's weights."""
 
@@ -133,18 +148,9 @@ class Server:
 
     async def body(self, request: Request, kind: type[T], share: BodyShare) -> T:
         """Read and check a body within the limits; ``share`` holds its bytes."""
-        data = bytearray()
+        data = await body_bytes(request, self.limits, share)
         try:
-            with anyio.fail_after(self.limits.body_seconds):
-                async for chunk in request.stream():
-                    data += chunk
-                    if len(data) > self.limits.body:
-                        raise ApiError(413, f"the body has more than {self.limits.body} bytes", code="body_too_large")
-                    share.hold(len(data))
-        except TimeoutError:
-            raise ApiError(408, f"the body took more than {self.limits.body_seconds:g} seconds") from None
-        try:
-            return kind.model_validate_json(bytes(data))
+            return kind.model_validate_json(data)
         except ValidationError as error:
             raise refused(error) from None
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from ..contract.model import Model
     from ..contract.texts import Tokenizer
+    from .app import Server
 
 NUMBERS = {
     "port": (0, 65535),
@@ -32,6 +33,7 @@ NUMBERS = {
     "speculate": (0, 16),
     "threads": (1, 1024),
     "max_answer": (1, 1 << 20),
+    "seed": (0, 1 << 62),
     "timeout": (1, 1 << 20),
     "drain": (0, 1 << 20),
 }
@@ -52,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     model.add_argument("--name", help="of the model, as clients call it (default: the folder's)")
     model.add_argument("--dtype", default="auto", help="of its weights (default: as in its config)")
     model.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (default: cpu)")
+    model.add_argument("--seed", default="0", metavar="N", help="of the built-in model's random weights (default: 0)")
     model.add_argument("--threads", metavar="N", help="of torch on a CPU (default: as torch decides)")
     cache = parser.add_argument_group("the cache")
     cache.add_argument("--memory", default="1GiB", metavar="SIZE", help="of the cache on the device (default: 1GiB)")
@@ -151,22 +154,33 @@ def run(args: argparse.Namespace) -> int:
     return _serve(settings)
 
 
-def _serve(settings: ServeSettings) -> int:
-    import uvicorn
+@attrs.frozen
+class Assembled:
+    """A server that is ready to be run. ``about``: its model, in words. ``publisher``: of its events; None: of none."""
 
+    app: ASGIApp
+    server: Server
+    about: str
+    publisher: Any
+
+
+def assembled(settings: ServeSettings, failed: Callable[[BaseException], None]) -> Assembled:
+    """Make the engine, in a thread of its own, and the application in front of it.
+
+    ``failed`` is called in the event loop of the application if the engine is given up.
+    """
     from ..contract.observer import Observer, Polled
     from ..serving.engine import Engine
     from ..tracing.trace import Trace
     from .access import Access, read_keys
     from .admin import Admin, AttachedStore
-    from .app import Announced, Limits, Server, make_app
-    from .connection import Connection
+    from .app import Limits, Server, make_app
     from .worker import EngineWorker
 
     args, numbers, sizes = settings.args, settings.numbers, settings.sizes
     access = Access() if args.keys is None else read_keys(Path(args.keys))
     trace = None if args.trace is None else Trace(args.trace, size=sizes["trace_size"])
-    model, tokenizer, about = _model(args)
+    model, tokenizer, about = model_of(args)
     identity = getattr(model, "identity", None)
     tier = None
     if "host_memory" in sizes:
@@ -175,6 +189,7 @@ def _serve(settings: ServeSettings) -> int:
     make_publisher = None if args.events is None else observer_named("events")
     observers: list[Observer] = [] if trace is None else [trace]
     closing: list[Callable[[], None]] = [] if trace is None else [trace.close]
+    publishers: list[Any] = []
 
     def make() -> Engine:
         traffic = Traffic(running=numbers["max_running"], chunk=numbers["chunk"])
@@ -192,6 +207,7 @@ def _serve(settings: ServeSettings) -> int:
             store.attach(args.store)
         if make_publisher is not None:
             publisher = make_publisher(cache, args.events)
+            publishers.append(publisher)
             observers.append(Polled(publisher.poll))
             closing.append(publisher.close)
         if args.record is not None:
@@ -209,17 +225,11 @@ def _serve(settings: ServeSettings) -> int:
         for close in closing:
             close()
 
-    failures: list[BaseException] = []
-
-    def failed(error: BaseException) -> None:
-        failures.append(error)
-        http.should_exit = True
-
     worker = EngineWorker(make, numbers["max_running"] + numbers["max_queue"], failed, ended)
     limits = Limits(
         sizes["max_body"], sizes["max_bodies"], 30.0, numbers["timeout"], numbers["max_answer"], numbers["drain"]
     )
-    name = args.name or (BUILT_IN if args.model is None else Path(args.model).resolve().name)
+    name = name_of(args)
     server = Server(worker, tokenizer, access, limits, name, f"fp_{identity.digest[:12]}" if identity else "fp_unknown")
     routes = Admin(server, store).routes()
     if args.insight:
@@ -231,14 +241,36 @@ def _serve(settings: ServeSettings) -> int:
         from .telemetry import Telemetry, batches_to
 
         app = Telemetry(worker, name, [batches_to(args.otlp)]).around(app)
+    return Assembled(app, server, about, publishers[0] if publishers else None)
+
+
+def name_of(args: argparse.Namespace) -> str:
+    """The name of the model, as clients call it."""
+    return args.name or (BUILT_IN if args.model is None else Path(args.model).resolve().name)
+
+
+def _serve(settings: ServeSettings) -> int:
+    import uvicorn
+
+    from .app import Announced
+    from .connection import Connection
+
+    failures: list[BaseException] = []
+
+    def failed(error: BaseException) -> None:
+        failures.append(error)
+        http.should_exit = True
+
+    args, numbers = settings.args, settings.numbers
+    made = assembled(settings, failed)
     http = Announced(
         uvicorn.Config(
-            app, host=args.host, port=numbers["port"], log_level="warning", access_log=False, lifespan="on",
+            made.app, host=args.host, port=numbers["port"], log_level="warning", access_log=False, lifespan="on",
             timeout_graceful_shutdown=numbers["drain"] + LAST_SECONDS, backlog=2048, http=Connection, ws="none",
         ),
-        server,
-        f"prefixloom serves {name} ({about})",
-        [str(line) for line in worker.engine.cache.composition.sizing],
+        made.server,
+        f"prefixloom serves {made.server.name} ({made.about})",
+        [str(line) for line in made.server.worker.engine.cache.composition.sizing],
     )  # fmt: skip
     _allow_many_files()
     http.run()
@@ -272,15 +304,15 @@ def observer_named(name: str) -> Callable[[Cache, str], Any]:
     raise CompositionError(f"--{name} needs an installed package that has {name!r} in the group {OBSERVERS!r}")
 
 
-def _model(args: argparse.Namespace) -> tuple[Model, Tokenizer, str]:
+def model_of(args: argparse.Namespace) -> tuple[Model, Tokenizer, str]:
     """The model, what turns text into its tokens, and a description."""
     if args.model is None:
         from ..threeway.model import ThreeWay
-        from ..threeway.text import ByteTokenizer, text_sizes
+        from ..threeway.text import text_sizes
 
         dtype = "float32" if args.dtype == "auto" else args.dtype
-        built_in = ThreeWay(text_sizes(), dtype=dtype, device=args.device)
-        return built_in, ByteTokenizer(), f"{built_in.parameters / 1e6:.1f} million parameters, random"
+        built_in = ThreeWay(text_sizes(), dtype=dtype, device=args.device, seed=int(args.seed))
+        return built_in, tokenizer_of(args), f"{built_in.parameters / 1e6:.1f} million parameters, random"
     from ..hf import load
     from ..hf.text import load_tokenizer
 
@@ -288,3 +320,14 @@ def _model(args: argparse.Namespace) -> tuple[Model, Tokenizer, str]:
     count = sum(each.numel() for each in loaded.model.parameters())
     tokenizer = load_tokenizer(args.model, images=loaded.takes_images)
     return loaded, tokenizer, f"{type(loaded.model).__name__}, {count / 1e6:.1f} million parameters"
+
+
+def tokenizer_of(args: argparse.Namespace) -> Tokenizer:
+    """What turns text into tokens, without the model. Images are not looked at."""
+    if args.model is None:
+        from ..threeway.text import ByteTokenizer
+
+        return ByteTokenizer()
+    from ..hf.text import load_tokenizer
+
+    return load_tokenizer(args.model, images=False)

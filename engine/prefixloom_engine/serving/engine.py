@@ -480,6 +480,12 @@ class Engine:
         """How many requests run, and how many wait."""
         return len(self._scheduler.running), len(self._scheduler.waiting)
 
+    @property
+    def tokens_ahead(self) -> int:
+        """How many tokens of prompts are still to be computed, those included that may yet hit."""
+        waiting = sum(len(job.tokens) for job in self._scheduler.waiting)
+        return waiting + sum(max(0, job.prefill_end - job.launched) for job in self._scheduler.running)
+
     def account(self) -> None:
         """From now on, count in the cache's history why the tokens of each request miss (``Cache.account``)."""
         self._scheduler.accounts = True

@@ -11,6 +11,10 @@ import importlib
 from typing import Any
 
 SUBCOMMANDS = {
+    "deploy": "start a fleet on Ray Serve, or change a running one, as its file says",
+    "status": "the replicas of a running fleet, their load, and whether their events are followed",
+    "update": "replace all replicas of a running fleet, a few at a time, such as for new weights",
+    "stop": "end a running fleet: what runs is answered first",
     "simulate": "a trace through several replicas on paper: what a routing policy computes, and how long requests wait",
 }
 

@@ -145,6 +145,13 @@ class EventFollower:
 
     def poll(self, seconds: float = 0.0) -> bool:
         """Read what has come, waiting for ``seconds`` at most, and ask for what is missing. Whether anything came."""
+        came = self.receive(seconds)
+        if self.stream.missing is not None and self._replay is not None:
+            self.ask(self.stream.missing)
+        return came
+
+    def receive(self, seconds: float = 0.0) -> bool:
+        """Read what has come, waiting for ``seconds`` at most, and ask for nothing. Whether anything came."""
         came = False
         while self._sub.poll(0 if came else int(seconds * 1000)):
             read = read_frames(self._sub.recv_multipart())
@@ -153,8 +160,6 @@ class EventFollower:
             else:
                 self.stream.receive(*read)
             came = True
-        if self.stream.missing is not None and self._replay is not None:
-            self.ask(self.stream.missing)
         return came
 
     def catch_up(self, seconds: float = 5.0) -> bool:

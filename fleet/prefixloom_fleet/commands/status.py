@@ -1,0 +1,34 @@
+"""``prefixloom fleet status``: the replicas of a running fleet, asked of its front."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from prefixloom_engine.server.client import ServerRefused, add_server_arguments, ask
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="as data")
+    add_server_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print a line for each replica. Returns 1 if the front refuses."""
+    try:
+        told = ask(args, "GET", "/fleet")
+    except ServerRefused as error:
+        print(f"prefixloom: {error}", file=sys.stderr)
+        return 1
+    if args.json:
+        print(json.dumps(told, indent=2))
+        return 0
+    print(f"routing: {told['policy']}; requests: {', '.join(f'{name} {n}' for name, n in told['requests'].items())}")
+    for each in told["replicas"]:
+        free = ", ".join(f"{name} {share:.0%}" for name, share in each["free"].items())
+        print(
+            f"  {each['name']} (process {each['pid']}, weights {each['fingerprint']}): {each['running']} requests, "
+            f"{each['tokens_ahead']} tokens ahead; free: {free}; events: {each['events']}"
+        )
+    return 0

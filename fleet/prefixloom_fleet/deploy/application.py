@@ -1,0 +1,166 @@
+"""The application: from a checked file to a fleet that runs on Ray Serve, and back.
+
+Ray's usage statistics are off, its dashboard is not started, and a cluster of our own listens on loopback alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from prefixloom import CompositionError, PrefixloomError
+
+from .config import FleetConfig
+
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+if (Path.home() / ".ray" / "auth_token").exists():  # a local cluster has made it, and wants it of whoever joins
+    os.environ.setdefault("RAY_AUTH_MODE", "token")
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+try:
+    import ray
+    from ray import serve
+    from ray.serve.config import AutoscalingConfig, HTTPOptions, RequestRouterConfig
+    from ray.serve.schema import LoggingConfig
+except ModuleNotFoundError as error:
+    raise CompositionError(
+        f"a fleet needs the package {error.name!r}: install the extra, pip install 'prefixloom[ray]'"
+    ) from error
+
+LOOPBACK = "127.0.0.2" if sys.platform == "linux" else "127.0.0.1"
+"""Ray replaces 127.0.0.1 by the address of this machine in its network. Linux has all of 127.0.0.0/8 as loopback."""
+STATS_SECONDS = 0.5
+"""How often a replica tells its load."""
+HEALTH_SECONDS = 2.0
+HEALTH_PATIENCE = 15.0
+"""How long a replica may take to say that it is well."""
+READY_SECONDS = 300.0
+
+
+def start_ray(config: FleetConfig) -> None:
+    """Join the cluster at ``config.address``, or begin one on this machine, which ends with this process."""
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    if config.address:
+        ray.init(address=config.address, log_to_driver=False, logging_level="warning")
+        return
+    wanted = int(config.most * config.cpus) + 4
+    ray.init(
+        num_cpus=max(wanted, os.cpu_count() or 1), include_dashboard=False, log_to_driver=False,
+        logging_level="warning", _node_ip_address=LOOPBACK,
+    )  # fmt: skip
+
+
+def deploy(config: FleetConfig, revision: str = "1") -> str:
+    """Run the fleet, or change the one that runs into this one, and wait until it answers. Returns its address.
+
+    ``revision``: if it is another one than before, all replicas are replaced, a few at a time.
+    """
+    from .front import Front
+    from .replica import Replica
+    from .router import PolicyRouter
+
+    numbers = config.settings.numbers
+    options = [*config.options, *(["--events", "tcp://127.0.0.1:0"] if config.events else [])]
+    quiet = LoggingConfig(log_level="WARNING", enable_access_log=False)
+    scaled: dict[str, Any] = {"num_replicas": config.least}
+    if config.most > config.least:
+        scaled = {
+            "autoscaling_config": AutoscalingConfig(
+                min_replicas=config.least, max_replicas=config.most, target_ongoing_requests=numbers["max_running"],
+                upscale_delay_s=5.0, downscale_delay_s=60.0,
+            )
+        }  # fmt: skip
+    patience = float(numbers["drain"]) + 10.0
+    replicas = serve.deployment(Replica).options(
+        name="Replica",
+        max_ongoing_requests=numbers["max_running"] + numbers["max_queue"],
+        max_queued_requests=config.waiting,
+        request_router_config=RequestRouterConfig(
+            request_router_class=PolicyRouter,
+            request_router_kwargs={"policy": config.policy, "events": config.events},
+            request_routing_stats_period_s=STATS_SECONDS,
+            request_routing_stats_timeout_s=10.0,
+        ),
+        ray_actor_options={"num_cpus": config.cpus, "num_gpus": config.gpus},
+        health_check_period_s=HEALTH_SECONDS,
+        health_check_timeout_s=HEALTH_PATIENCE,
+        graceful_shutdown_timeout_s=patience,
+        graceful_shutdown_wait_loop_s=0.5,
+        max_surge_percent=config.surge,
+        max_constructor_retry_count=2,
+        logging_config=quiet,
+        **scaled,
+    )
+    front = serve.deployment(Front).options(
+        name="Front",
+        num_replicas=config.fronts,
+        max_ongoing_requests=1 << 14,
+        ray_actor_options={"num_cpus": 0},
+        max_surge_percent=100,
+        health_check_period_s=HEALTH_SECONDS,
+        health_check_timeout_s=HEALTH_PATIENCE,
+        graceful_shutdown_timeout_s=patience,
+        graceful_shutdown_wait_loop_s=0.5,
+        logging_config=quiet,
+    )
+    serve.start(
+        http_options=HTTPOptions(host=config.host, port=config.port, request_timeout_s=None), logging_config=quiet
+    )
+    target = front.bind(config, replicas.bind(options, revision))
+    try:
+        serve.run(target, name=config.name, route_prefix="/", logging_config=quiet)
+    except RuntimeError as error:
+        raise CompositionError(f"the fleet did not start: {why(config) or error}") from error
+    return f"http://{config.host}:{config.port}/v1"
+
+
+def why(config: FleetConfig) -> str:
+    """What Ray says of the deployments that do not run: of a traceback, its last line."""
+    told = serve.status().applications.get(config.name)
+    messages = [] if told is None else [each.message for each in told.deployments.values() if each.message]
+    return "; ".join(message.strip().splitlines()[-1].strip() for message in messages)
+
+
+class NotRunning(PrefixloomError):
+    """There is no such fleet in the cluster."""
+
+
+def cluster_address() -> str:
+    """Where further processes join the cluster."""
+    return str(ray.get_runtime_context().gcs_address)
+
+
+def is_running(config: FleetConfig) -> bool:
+    """Whether the application is there, in the cluster that this process has joined."""
+    return config.name in serve.status().applications
+
+
+def stop(config: FleetConfig) -> None:
+    """End the application: what runs is answered, what waits for the store is written."""
+    serve.delete(config.name)
+
+
+def end_ray(config: FleetConfig) -> None:
+    """Leave the cluster. One of our own ends, with Serve."""
+    with contextlib.suppress(Exception):
+        if not config.address:
+            serve.shutdown()
+    ray.shutdown()
+
+
+def wait_running(config: FleetConfig, count: int, seconds: float = READY_SECONDS) -> None:
+    """Wait until so many replicas run. ``PrefixloomError``: they do not come."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        told = serve.status().applications.get(config.name)
+        if told is not None:
+            states = told.deployments["Replica"].replica_states
+            if states.get("RUNNING", 0) >= count:
+                return
+        time.sleep(0.2)
+    raise PrefixloomError(f"there are not {count} replicas after {seconds:g} seconds")

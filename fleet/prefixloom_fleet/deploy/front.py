@@ -1,0 +1,346 @@
+"""Front: takes requests of HTTP, has a replica answer each, and hands its answer on as it comes.
+
+The front reads a request as far as a router needs: the tokens of its prompt, and the namespace. What is wrong with a
+request, a replica says. So errors are the same as those of one server.
+
+A replica may die, be full or be about to end. As long as the client has nothing of the answer, the request is then sent
+to another replica. After the first byte the client is told, in the shape of the API.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from ray.exceptions import RayError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
+from ray.serve.handle import DeploymentHandle
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from prefixloom import InputError, PrefixloomError
+from prefixloom_engine.server.access import Access, read_keys
+from prefixloom_engine.server.app import CLIENT_LEFT, BodyMemory, Limits, body_bytes, sent, told
+from prefixloom_engine.server.command import tokenizer_of
+from prefixloom_engine.server.protocol import ApiError, ChatAsked, CompletionAsked
+
+from ..knowledge.replicas import TrackedReplica, TrackedReplicas
+from ..knowledge.sent import PAGE, links_of
+from ..routing.contract import RoutingRequest
+from .calls import HttpCall, ResponseEnd, ResponseHead, RoutedCall
+from .config import FleetConfig
+from .figures import FrontFigures, exposed, gauges_of, together
+
+log = logging.getLogger("prefixloom.fleet")
+TRIES = 6
+"""How many replicas are asked, one after the other, until the client gets an error."""
+PAUSE_SECONDS = 0.1
+"""How long the front waits before the second try; before each further one twice as long."""
+FULL_SECONDS = 1
+"""What a client is told to wait for when all replicas are full."""
+ALL_SECONDS = 10.0
+"""How long replicas may take to answer what all of them are asked."""
+LONGEST_CHOICE = 4_000_000
+"""Bytes of a body whose prompt is turned into tokens for the router. What is longer goes by load alone."""
+ROLE_ALONE = b'"delta":{"role":"assistant","content":""}'
+"""The first event of a chat. It says nothing of the answer, and comes before the replica has computed anything."""
+PASSED_ON = {b"content-type", b"authorization", b"traceparent", b"tracestate", b"accept"}
+"""The headers that a replica is told."""
+
+
+class Front:
+    """The deployment that takes requests. ``replicas``: the handle of the deployment of replicas."""
+
+    def __init__(self, config: FleetConfig, replicas: DeploymentHandle[Any]) -> None:
+        self._config, self._replicas = config, replicas
+        args = config.settings.args
+        sizes, numbers = config.settings.sizes, config.settings.numbers
+        self._access = Access() if args.keys is None else read_keys(Path(args.keys))
+        self._tokenizer = tokenizer_of(args)
+        self._limits = Limits(sizes["max_body"], sizes["max_bodies"], seconds=numbers["timeout"])
+        self._memory = BodyMemory(self._limits.bodies)
+        self._figures = FrontFigures()
+        self._known: TrackedReplicas | None = None
+        """The replicas as the router knows them, once it was asked."""
+        self._texts = asyncio.Semaphore(4)
+
+    async def __call__(self, request: Request) -> Response:
+        """Answer a request of HTTP. Ray calls it, and cancels it if the client goes away."""
+        try:
+            return await self._answer(request)
+        except ApiError as error:
+            return told(error)
+        except InputError as error:
+            return told(ApiError(400, str(error)))
+        except ClientDisconnect:
+            return Response(status_code=CLIENT_LEFT)
+
+    async def _answer(self, request: Request) -> Response:
+        path = request.url.path
+        own: dict[tuple[str, str], Callable[[], Awaitable[Response]]] = {
+            ("GET", "/health"): self._health,
+            ("GET", "/fleet"): self._fleet,
+            ("GET", "/metrics"): self._metrics,
+        }
+        if (answer := own.get((request.method, path))) is not None:
+            return await answer()
+        with self._memory.share() as share:
+            call = HttpCall(
+                request.method, path, request.scope.get("query_string", b""),
+                [(key, value) for key, value in request.headers.raw if key.lower() in PASSED_ON],
+                await body_bytes(request, self._limits, share),
+            )  # fmt: skip
+            if path.startswith("/cache/") and path != "/cache/explain":
+                return await self._all(call)
+            return await self._one(await self._routing(request, call), call)
+
+    # ------------------------------------------------------------ one replica answers
+    async def _routing(self, request: Request, call: HttpCall) -> RoutingRequest:
+        """What the router is told. Of what a replica will refuse, nothing: it may go anywhere."""
+        session = request.headers.get(self._config.session, "")
+        kinds: dict[str, Any] = {"/v1/chat/completions": ChatAsked, "/v1/completions": CompletionAsked}
+        kind = kinds.get(call.path)
+        if kind is None or len(call.body) > LONGEST_CHOICE:
+            return RoutingRequest((), 0, session=session)
+        tenant = self._access.tenant(request.headers.get("authorization"))
+        try:
+            asked = kind.model_validate_json(call.body)
+            async with self._texts:
+                tokens = await asyncio.to_thread(self._tokens, asked)
+        except (ValidationError, InputError):
+            return RoutingRequest((), 0, session=session)
+        output = (asked.most_tokens if isinstance(asked, ChatAsked) else asked.max_tokens) or 0
+        namespace = tenant.namespace_of(asked.cache_salt)
+        links = links_of(tokens, namespace)
+        return RoutingRequest(tokens, len(tokens), output, namespace, session, links, PAGE)
+
+    def _tokens(self, asked: ChatAsked | CompletionAsked) -> tuple[int, ...]:
+        """The tokens of a prompt; of several prompts, those of the first one."""
+        if isinstance(asked, CompletionAsked):
+            given = asked.prompt
+            first = given[0] if isinstance(given, list) and given and not isinstance(given[0], int) else given
+            return tuple(self._tokenizer.encode(first) if isinstance(first, str) else first)  # type: ignore[arg-type]
+        messages = [each.model_dump(exclude_none=True) for each in asked.messages]
+        tools = asked.tools or [] if asked.tool_choice != "none" else []
+        return tuple(self._tokenizer.chat(messages, tools, asked.chat_template_kwargs).tokens)
+
+    async def _one(self, routing: RoutingRequest, call: HttpCall) -> Response:
+        """Have one replica answer; another one, as long as nothing of the answer was seen."""
+        avoid: frozenset[str] = frozenset()
+        last: Exception | Response | None = None
+        for number in range(TRIES):
+            if number:
+                self._figures.retries.inc()
+                await asyncio.sleep(PAUSE_SECONDS * 2 ** (number - 1))
+            attempt = Attempt(self._replicas, RoutedCall(routing, avoid), call)
+            try:
+                head, first = await attempt.begin()
+            except BackPressureError:
+                self._count("full")
+                raise ApiError(
+                    429, f"all replicas are full: ask again in {FULL_SECONDS} s", code="queue_full",
+                    retry_after=FULL_SECONDS,
+                ) from None  # fmt: skip
+            except (RayError, RayServeException) as error:
+                last = error
+                log.warning("%s has not answered: %s", attempt.name or "no replica", first_line(error))
+            else:
+                self._known = attempt.known
+                if head.status not in (429, 503):
+                    self._count("ok" if head.status < 400 else "refused")
+                    return self._handed_on(head, first, attempt)
+                last = await whole_response(head, first, attempt)
+            finally:
+                if not attempt.begun:
+                    await attempt.close()
+            avoid |= {attempt.name}
+        if isinstance(last, Response):
+            self._count("full" if last.status_code == 429 else "failed")
+            return last
+        self._count("failed")
+        raise ApiError(503, "no replica answers now: ask again in a few seconds", code="no_replica", retry_after=2)
+
+    def _handed_on(self, head: ResponseHead, first: list[bytes], attempt: Attempt) -> Response:
+        headers = {key.decode("latin-1"): value.decode("latin-1") for key, value in head.headers}
+        headers["x-prefixloom-replica"] = head.name
+        events = headers.get("content-type", "").startswith("text/event-stream")
+        return HandedOn(self._rest(first, attempt, events), attempt, head.status, headers)
+
+    async def _rest(self, first: list[bytes], attempt: Attempt, events: bool) -> AsyncIterator[bytes]:
+        """The answer from its first byte on. What goes wrong now, the client is told as an event."""
+        try:
+            for piece in first:
+                yield piece
+            async for piece in attempt.rest():
+                yield piece
+        except (RayError, RayServeException) as error:
+            self._count("cut")
+            log.warning("%s died in the midst of an answer: %s", attempt.name, first_line(error))
+            if not events:
+                raise
+            yield sent(ApiError(503, "the replica that answered has died: ask again", code="replica_died").body)
+        except BaseException:
+            self._count("left")
+            raise
+        finally:
+            await attempt.close()
+
+    # ------------------------------------------------------------ all replicas answer
+    async def _all(self, call: HttpCall) -> Response:
+        """Ask every replica. The status is the worst one."""
+        answers = await self._broadcast(call)
+        if not answers:
+            raise ApiError(503, "no replica answers now", code="no_replica", retry_after=2)
+        status = max(status for status, _ in answers.values())
+        if status >= 400:
+            body = next(body for each, body in answers.values() if each == status)
+            return Response(body, status, media_type="application/json")
+        return JSONResponse({"replicas": {name: json.loads(body) for name, (_, body) in sorted(answers.items())}})
+
+    async def _broadcast(self, call: HttpCall) -> dict[str, tuple[int, bytes]]:
+        """By replica, the status and body of its answer. Those that do not answer are not in it."""
+        try:
+            found = await self._replicas.broadcast("whole", call).results_async(
+                timeout_s=ALL_SECONDS, return_exceptions=True
+            )
+        except (TimeoutError, DeploymentUnavailableError):
+            return {}
+        return {each[0]: (each[1], each[2]) for each in found if isinstance(each, tuple)}
+
+    async def _texts_of(self, path: str) -> dict[str, str]:
+        answers = await self._broadcast(HttpCall("GET", path, b"", [], b""))
+        return {name: body.decode() for name, (status, body) in answers.items() if status == 200}
+
+    async def _metrics(self) -> Response:
+        texts = await self._texts_of("/metrics")
+        ranks = {name: str(rank) for rank, name in enumerate(sorted(texts))}
+        known = [each for each in await self._replicas_known() if each.name in texts]
+        ranks |= {each.name: str(each.stats["rank"]) for each in known if "rank" in each.stats}
+        body = together({ranks[name]: text for name, text in texts.items()})
+        body += exposed(gauges_of(known, ranks)) + self._figures.text()
+        return Response(body, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def _health(self) -> Response:
+        answers = await self._broadcast(HttpCall("GET", "/health", b"", [], b""))
+        well = sorted(name for name, (status, _) in answers.items() if status == 200)
+        ill = sorted(answers.keys() - set(well))
+        status = "ok" if well else "no replica answers"
+        return JSONResponse({"status": status, "replicas": well, "ill": ill}, 200 if well else 503)
+
+    async def _fleet(self) -> Response:
+        """All replicas, for ``prefixloom fleet status`` and ``prefixloom top --fleet``."""
+        rows = []
+        by_name = {each.name: each for each in await self._replicas_known()}
+        for name, text in sorted((await self._texts_of("/insight")).items()):
+            known = by_name.get(name)
+            row: dict[str, Any] = {"name": name, "insight": json.loads(text)}
+            if known is not None:
+                row |= {
+                    "rank": known.stats.get("rank"), "pid": known.metadata.get("pid"),
+                    "revision": known.metadata.get("revision"), "fingerprint": known.metadata.get("fingerprint"),
+                    "running": known.running, "under_way": known.under_way, "tokens_ahead": known.tokens_ahead,
+                    "free": dict(known.free), "events": known.doubt or "followed",
+                }  # fmt: skip
+            rows.append(row)
+        outcomes = {
+            sample.labels["outcome"]: int(sample.value)
+            for family in self._figures.requests.collect()
+            for sample in family.samples
+            if sample.name.endswith("_total")
+        }
+        return JSONResponse({"policy": self._config.policy, "requests": outcomes, "replicas": rows})
+
+    async def _replicas_known(self) -> Sequence[TrackedReplica]:
+        """What the router knows. It is asked for something, if it never was."""
+        if self._known is None:
+            await self._one(RoutingRequest((), 0), HttpCall("GET", "/health", b"", [], b""))
+        return [] if self._known is None else self._known.all()
+
+    # ------------------------------------------------------------ counting
+    def _count(self, outcome: str) -> None:
+        self._figures.requests.labels(outcome=outcome).inc()
+
+
+class Attempt:
+    """One replica's answer to one request. ``begun``: the client is about to get it."""
+
+    def __init__(self, replicas: DeploymentHandle[Any], routed: RoutedCall, call: HttpCall) -> None:
+        self._routed = routed
+        self.begun = False
+        self._closed = False
+        self._pieces = replicas.options(method_name="answer", stream=True).remote(routed, call)
+
+    @property
+    def known(self) -> TrackedReplicas | None:
+        """What the router knows of all replicas."""
+        return self._routed.known
+
+    @property
+    def name(self) -> str:
+        return "" if self._routed.replica is None else self._routed.replica.name
+
+    async def begin(self) -> tuple[ResponseHead, list[bytes]]:
+        """Wait for the head and the first bytes that say something of the answer."""
+        head = await anext(self._pieces)
+        assert isinstance(head, ResponseHead)
+        first: list[bytes] = []
+        async for piece in self._pieces:
+            if isinstance(piece, ResponseEnd):
+                self._routed.end(piece.hit)
+                break
+            first.append(piece)
+            if ROLE_ALONE not in piece:
+                break
+        self._routed.first_byte()
+        self.begun = head.status not in (429, 503)
+        return head, first
+
+    async def rest(self) -> AsyncIterator[bytes]:
+        async for piece in self._pieces:
+            if isinstance(piece, ResponseEnd):
+                self._routed.end(piece.hit)
+                return
+            yield piece
+
+    async def close(self) -> None:
+        """It is over, or nobody wants it any more: the replica then ends it."""
+        if not self._closed:
+            self._closed = True
+            self._routed.end(None)
+            with contextlib.suppress(RayError, RayServeException, PrefixloomError):
+                self._pieces.cancel()
+
+
+class HandedOn(StreamingResponse):
+    """An answer on its way to the client. The try behind it ends, whatever becomes of the client."""
+
+    def __init__(self, pieces: AsyncIterator[bytes], attempt: Attempt, status: int, headers: Mapping[str, str]) -> None:
+        super().__init__(pieces, status, headers)
+        self._attempt = attempt
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self._attempt.close()
+
+
+async def whole_response(head: ResponseHead, first: list[bytes], attempt: Attempt) -> Response:
+    """An answer that is not handed on yet, since another replica may do better."""
+    pieces: Sequence[bytes] = first
+    with contextlib.suppress(RayError, RayServeException):
+        pieces = [*first, *[piece async for piece in attempt.rest()]]
+    headers = {key.decode("latin-1"): value.decode("latin-1") for key, value in head.headers}
+    headers.pop("content-length", None)
+    return Response(b"".join(pieces), head.status, headers)
+
+
+def first_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"

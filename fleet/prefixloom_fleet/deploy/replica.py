@@ -1,0 +1,110 @@
+"""Replica: one server in a process of its own, without a socket for clients.
+
+It has the same application as ``prefixloom serve``, and runs it on calls of the front.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from ray import serve
+
+from prefixloom import PrefixloomError
+from prefixloom_engine.server.command import assembled
+from prefixloom_engine.server.worker import EngineWorker, PendingAnswer
+
+from .calls import HITS, HttpCall, ResponseEnd, ResponseHead, RoutedCall, answered
+from .config import server_settings
+
+log = logging.getLogger("prefixloom.fleet")
+
+
+class Replica:
+    """One server. Ray makes it, calls ``check_health`` and the ``record_`` methods, and ends it."""
+
+    async def __init__(self, options: Sequence[str], revision: str) -> None:  # type: ignore[misc]
+        """``options``: of ``prefixloom serve``. ``revision``: when it is another one, Ray replaces all replicas."""
+        self._failure: BaseException | None = None
+        self.revision = revision
+        settings = server_settings(list(options))
+        if "threads" in settings.numbers:
+            torch.set_num_threads(settings.numbers["threads"])
+        self._made = await asyncio.to_thread(assembled, settings, self._failed)
+        self._worker: EngineWorker = self._made.server.worker
+        self._worker.start()
+        self._worker.observe(count_hit, account=False)
+        self._name = serve.get_replica_context().replica_id.unique_id
+
+    async def __del__(self) -> None:
+        """Ray awaits it when the running answers are over: write to the store what waits for it, and end."""
+        made = getattr(self, "_made", None)
+        if made is not None:
+            await made.server.worker.stop(made.server.limits.drain_seconds)
+
+    def _failed(self, error: BaseException) -> None:
+        self._failure = error
+
+    async def answer(self, _: RoutedCall | None, call: HttpCall) -> AsyncIterator[ResponseHead | bytes | ResponseEnd]:
+        """Answer a request of HTTP."""
+        async for piece in answered(self._made.app, call, self._name):
+            yield piece
+
+    async def whole(self, call: HttpCall) -> tuple[str, int, bytes]:
+        """The name of this replica, the status, and the body of its answer. For what all replicas are asked."""
+        status, body = 500, b""
+        async for piece in answered(self._made.app, call, self._name):
+            if isinstance(piece, ResponseHead):
+                status = piece.status
+            elif isinstance(piece, bytes):
+                body += piece
+        return self._name, status, body
+
+    # ------------------------------------------------------------ what Ray asks
+    def check_health(self) -> None:
+        """Raise if the engine was given up: Ray then starts another replica in place of this one."""
+        error = self._failure or self._worker.error
+        if error is not None:
+            raise PrefixloomError(f"the engine has failed: {error}")
+
+    def record_replica_metadata(self) -> dict[str, Any]:
+        """What does not change while the replica lives."""
+        publisher = self._made.publisher
+        return {
+            "pid": os.getpid(),
+            "revision": self.revision,
+            "fingerprint": self._made.server.fingerprint,
+            "events": None if publisher is None else publisher.endpoint,
+            "replay": None if publisher is None else publisher.replay_endpoint,
+        }
+
+    async def record_routing_stats(self) -> dict[str, Any]:
+        """The load, for routers."""
+        return await self._worker.call(self._stats)
+
+    def _stats(self) -> dict[str, Any]:
+        """In the engine's thread."""
+        engine, publisher = self._worker.engine, self._made.publisher
+        running, waiting = engine.load
+        parts: Mapping[str, Any] = engine.cache.stats().components
+        free = {name: (each.free + each.evictable) / each.capacity for name, each in parts.items() if each.capacity}
+        told: dict[str, Any] = {
+            "running": running + waiting,
+            "tokens_ahead": engine.tokens_ahead,
+            "free": free,
+            "rank": serve.get_replica_context().rank.rank,
+        }
+        if publisher is not None:
+            told["batches"] = publisher.counts.batches
+        return told
+
+
+def count_hit(ticket: PendingAnswer) -> None:
+    """Note how many tokens of a request hit, for the call that began it."""
+    hits = ticket.context.get(HITS)
+    if hits is not None and ticket.admitted_at:
+        hits.append(ticket.hit)
