@@ -5,6 +5,7 @@ Random inserts beside all other operations are in the random model (compositions
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from typing import Any
 
@@ -233,6 +234,7 @@ def test_an_exact_lease_is_as_long_as_its_plan_or_none() -> None:
         (lambda c: c.insert(range(4), {"full": [30, 31]}), ProtocolError, "slot 31 of 'full' is the cache's already"),
         (lambda c: c.insert(range(4), {"full": [0, 32]}), InputError, "from 0 to 31, or -1 for none; got 32"),
         (lambda c: c.insert(range(4), {"full": [0, True]}), InputError, "from 0 to 31, or -1 for none; got True"),
+        (lambda c: c.insert(range(4), {"full": array("f", [0, 1])}), InputError, "from 0 to 31, or .* got 0.0"),
         (lambda c: c.insert(range(4), {"full": [0, 1, 2]}), InputError, "3 pages of 'full' .* more than 4 tokens"),
         (lambda c: c.insert(range(4), {"full": torch.tensor(1)}), InputError, "a list of numbers, got tensor"),
         (lambda c: c.insert(range(4), {"full": None}), InputError, "a list of numbers, got None"),

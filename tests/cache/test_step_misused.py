@@ -111,7 +111,14 @@ def test_accept_says_what_is_wrong_and_can_be_called_again() -> None:
             with pytest.raises(InputError, match="an int tensor"):
                 step.accept(kept)
         step.accept(torch.tensor([1]))
+    with pytest.raises(ProtocolError, match="into a target step's with block"):
+        step.accept(torch.tensor([1]))
     sequence.rewind(2)
+    sequence.grow(1)
+    with cache.step([sequence], role="draft") as draft:
+        draft.run_ops()
+        with pytest.raises(ProtocolError, match="into a target step's with block"):
+            draft.accept(torch.tensor([1]))
     sequence.abort()
 
 

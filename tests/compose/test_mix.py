@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
 import pytest
 
 import prefixloom
@@ -128,8 +129,10 @@ def test_sizes_by_capacity_are_told_too() -> None:
 
 
 def test_a_budget_in_which_not_all_run_at_full_length_says_how_many_do() -> None:
-    (first, *_) = composed(paths(), memory=2600, traffic=TRAFFIC).sizing
-    assert first.endswith("; 2 of them fit at once when they are done")
+    apart = attrs.evolve(TRAFFIC, output=224, shared=0)
+    for memory, traffic, fit in ((2600, TRAFFIC, 2), (2048, apart, 2), (2047, apart, 1)):
+        (first, *_) = composed(paths(), memory=memory, traffic=traffic).sizing
+        assert first.endswith(f"; {fit} of them fit at once when they are done")
 
 
 def test_a_budget_that_is_too_small_for_the_traffic_is_refused_with_the_bytes_needed() -> None:

@@ -50,6 +50,7 @@ def test_what_an_identity_does_not_have_is_refused_by_name(given: Any, said: str
 def test_a_cache_finds_what_was_cached_under_its_identity_alone(name: str) -> None:
     cache = path_cache()
     serve(cache, range(16))
+    serve(cache, range(16), namespace="elsewhere")
     cache.identity = ONE
     assert cache.peek(range(16)) == 0
     serve(cache, range(16))

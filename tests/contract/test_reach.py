@@ -95,6 +95,8 @@ def test_paths_and_windows_are_dense_and_what_may_need_nothing_is_not() -> None:
     assert not Chunk(4).shape.dense
     assert not Tail(4, 4).shape.dense
     assert not Sinks(4).shape.dense
+    assert Union((Sinks(4), Window(2))).shape.dense
+    assert not Union((Sinks(4), Window(1))).shape.dense
 
 
 @each

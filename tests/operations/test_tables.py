@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import prefixloom.operations.tables
 from prefixloom import InputError, Path, Point, ProtocolError, RaceError
 from prefixloom.device.streams import InlineStream
 from prefixloom.testing.inside.backdoor import page_table_tensors, watch_accesses
@@ -62,6 +63,26 @@ def test_a_table_that_could_not_be_written_is_written_whole_at_the_next_call(tur
             stream.broken = False
             rows = [sequence.pages("path"), [*other.pages("path"), -1, -1]]
             assert step.table("path").tolist() == (rows[::-1] if turned else rows)
+    settle(cache)
+
+
+def test_a_step_writes_only_those_entries_of_a_table_that_are_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[int] = []
+    honest = prefixloom.operations.tables.put
+
+    def put(table: Any, places: Any, entries: Any, runs: Any) -> None:
+        written.append(len(entries))
+        honest(table, places, entries, runs)
+
+    monkeypatch.setattr(prefixloom.operations.tables, "put", put)
+    cache = cache_of(part("path", Path()))
+    with cache.open(TOKENS) as sequence:
+        for count in (24, 4, 4):
+            sequence.grow(count)
+            with cache.step([sequence]) as step:
+                step.run_ops()
+                step.table("path")
+    assert written == [6, 1, 1]
     settle(cache)
 
 

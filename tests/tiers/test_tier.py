@@ -252,6 +252,17 @@ def test_what_is_not_shared_is_not_below() -> None:
     assert set(cache.stats().tier.capacity) == {"path"}  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("reach", [Window(9), Point()])
+def test_beside_a_component_that_shares_nothing_a_tier_restores_nothing(reach: Any) -> None:
+    cache = tiered(part("path", Path()), part("own", reach, shareable=False))
+    serve(cache, range(40))
+    cache.evict(1000)
+    assert cache.stats().tier.cached == {"path": 10}  # type: ignore[union-attr]
+    with cache.open(range(44)) as sequence:
+        assert sequence.restore().ready == 0
+    settle(cache)
+
+
 def test_opening_in_a_full_cache_with_a_tier_is_refused_as_without() -> None:
     cache = tiered(part("path", Path()), part("state", Point()), slots=2)
     with cache.open(range(4)), cache.open(range(4)), pytest.raises(CapacityError):

@@ -13,7 +13,7 @@ from prefixloom import hookimpl as hook
 from prefixloom.cache.cache import Cache
 from prefixloom.contract.reach import Interval
 from prefixloom.testing.inside.backdoor import copies, tier_lanes
-from prefixloom.testing.schedules.simulated import Simulation
+from prefixloom.testing.schedules.simulated import SimulatedStream, Simulation
 from prefixloom.tiers.host_lane import HostLane
 from tests.support.helpers import part, settle
 from tests.support.tiers import compute, path_of, restorable, serve, simulated, tiered, wrong
@@ -113,6 +113,50 @@ def test_a_load_that_fails_leaves_a_running_state_that_was_filled_already(monkey
         assert (told.wanted, told.ready) == (16, 8)
         assert wrong_after_ops(cache, sequence, range(17)) == []
         compute(cache, sequence, list(range(17)), 17)
+    settle(cache)
+
+
+def test_a_running_state_is_filled_after_the_copies_of_a_load_that_failed_half_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The copy into the running state was enqueued, and the next one of the same load raised."""
+    cache = tiered(part("state", Point()), part("path", Path()), slots=4)
+    serve(cache, range(8))
+    serve(cache, range(16))
+    with cache.lease(cache.match(range(8))):
+        cache.evict({"state": 1, "path": 8})
+    simulation = simulated(cache)
+    with cache.open(range(17)) as sequence:
+        honest, calls = SimulatedStream.run, iter(range(9))
+
+        def second_raises(stream: SimulatedStream, work: Any) -> None:
+            if next(calls):
+                raise Broken("half-way")
+            honest(stream, work)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(SimulatedStream, "run", second_raises)
+            told = sequence.restore()
+        assert (told.wanted, told.ready) == (16, 8)
+        assert simulation["up"].pending
+        with cache.step([sequence]) as step:
+            step.run_ops(simulation["forward"])
+        simulation.drain()  # what stands on "forward" goes first, where it may
+        assert wrong(cache, sequence, range(17)) == []
+    settle(cache)
+
+
+def test_what_a_load_needs_counts_as_used_though_its_copy_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = tiered(part("path", Path()), part("near", Window(8)))
+    old, young = [1] * 16, [2] * 16
+    for tokens in (old, young):
+        serve(cache, tokens)
+    cache.evict({"path": 100})
+    with monkeypatch.context() as patched, cache.open([*old, 3]) as sequence:
+        patched.setattr(prefixloom.tiers.host_copies, "copy_between", broken)
+        assert sequence.restore().ready == 0
+    cache.evict({"near": 6})  # four that nobody needs, and two more
+    assert [path_of(cache, tokens)[-1].cells[1] is None for tokens in (old, young)] == [False, True]
     settle(cache)
 
 

@@ -474,7 +474,7 @@ class NamedTokens:
 
     def _keep_single(self) -> None:
         """From now on the elements are not those of the tokens alone."""
-        wide, tokens = self._wide, self._tokens_between(0, self.count * TOKEN_BYTES)
+        wide, tokens = self._wide, self._tokens_from(0)
         if wide is None:
             self._wide = Elements(self._maker, tokens, tokens)
         elif wide.single is None:
@@ -483,18 +483,16 @@ class NamedTokens:
     def _widen(self, known: Elements, more: bytes) -> None:
         at = len(known.wide) // known.maker.element_bytes * TOKEN_BYTES
         if known.single is None:
-            known.wide += known.maker.widen(self._tokens_between(at, self.count * TOKEN_BYTES))
+            known.wide += known.maker.widen(self._tokens_from(at))
         else:
             known.single += more
             known.wide += known.maker.widen(known.single[at:])
 
-    def _tokens_between(self, start: int, end: int) -> bytes:
+    def _tokens_from(self, start: int) -> bytes:
         split = len(self._head)
-        if end <= split:
-            return self._head[start:end]
         if start >= split:
-            return bytes(self._more[start - split : end - split])
-        return self._head[start:] + self._more[: end - split]
+            return bytes(self._more[start - split :])
+        return self._head[start:] + self._more
 
     def key_between(self, first: int, last: int) -> bytes:
         """The bytes of the key's elements [first, last)."""
@@ -508,7 +506,7 @@ class NamedTokens:
             return head[start:end]
         if start < split:
             return head[start:] + self._more[: end - split]
-        return self._tokens_between(start, end)
+        return bytes(self._more[start - split : end - split])
 
     def cut(self, count: int) -> None:
         """Forget all but the first ``count`` tokens."""

@@ -219,6 +219,18 @@ def test_a_selective_scan_is_not_given_several_tokens_after_a_state() -> None:
         model(torch.tensor([[ids[-1], 5]]), cache_params=opened.cache, use_cache=True)
 
 
+def test_of_two_prompts_at_once_their_whole_shape_is_refused() -> None:
+    """The first of them is the session's own, so it would be cut if it were alone."""
+    model = tiny_model("mamba")
+    served, ids = Served("mamba", model=model), prompt(1, 40)
+    with (
+        session(served.cache, model, ids) as opened,
+        torch.no_grad(),
+        pytest.raises(InputError, match=r"ids of shape \(1, n\), got \(2, 40\)"),
+    ):
+        model(torch.tensor([ids, prompt(2, 40)]), cache_params=opened.cache, use_cache=True)
+
+
 # ---------------------------------------------------------------- folders
 
 

@@ -450,6 +450,14 @@ def test_ids_that_are_no_conversation_are_refused(served: Served, ids: Any, told
         session(served.cache, served.model, [1, 2], chunk=0)
 
 
+def test_a_session_takes_the_first_and_the_last_token_of_a_vocabulary(served: Served) -> None:
+    last = served.model.config.vocab_size - 1
+    with session(served.cache, served.model, [0, last]):
+        pass
+    with pytest.raises(InputError, match=f"the token {last + 1}: the model's are whole numbers from 0 to {last}"):
+        session(served.cache, served.model, [0, last + 1])
+
+
 @pytest.mark.parametrize("what", ["reset", "reorder_cache", "batch_repeat_interleave", "batch_select_indices", "crop"])
 def test_what_pools_cannot_do_says_what_to_do_instead(served: Served, what: str) -> None:
     with session(served.cache, served.model, [1, 2, 3]) as s:

@@ -227,6 +227,17 @@ def test_a_flush_promises_what_an_earlier_process_wrote(tmp_path: Path) -> None:
     assert not store.flush() and not store.flush()
 
 
+def test_a_flush_does_not_sync_again_what_it_has_synced(tmp_path: Path) -> None:
+    store = FileBackend(tmp_path / "s", 8 * SEGMENT)
+    stored(store, record_of(0, 3000))
+    store.close()
+    disk = Unsynced()
+    store = FileBackend(tmp_path / "s", 8 * SEGMENT, disk=disk)
+    assert store.flush()
+    disk.failing = 1  # the next sync
+    assert store.flush() and disk.failing == 1
+
+
 def test_a_flush_promises_the_way_to_the_directory_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: set[int] = set()
     fsync = os.fsync

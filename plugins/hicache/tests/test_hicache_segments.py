@@ -54,6 +54,19 @@ def test_payloads_lie_side_by_side_and_are_found_by_readers_and_later_writers(tm
         same(store.get([key_of(seed)])[0], record_of(seed, size))
 
 
+def test_a_writer_goes_on_in_the_segment_that_the_last_one_wrote_to(tmp_path: Path) -> None:
+    store = FileBackend(tmp_path / "s", 8 * SEGMENT, segment_bytes=SEGMENT)
+    stored(store, *(record_of(seed, 3000) for seed in range(12)))
+    last = store.locate(key_of(11))
+    store.close()
+    store = FileBackend(tmp_path / "s", 8 * SEGMENT, segment_bytes=SEGMENT)
+    assert len(files(tmp_path / "s")) > 2
+    stored(store, record_of(12, 40))
+    next_ = store.locate(key_of(12))
+    assert last is not None and next_ is not None
+    assert next_.segment.name == last.segment.name
+
+
 @pytest.mark.parametrize("segment", [1 << 14, 1 << 20, 64 << 20])
 def test_a_payload_starts_behind_the_last_one_and_loses_little(segment: int) -> None:
     for size in (1, 40, 65, 256, 3000, 4096, 5000, 40_000, 1 << 16, 100_000, 1 << 19, 3 << 19, segment // 2):

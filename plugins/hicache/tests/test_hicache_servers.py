@@ -18,7 +18,7 @@ import pytest
 from prefixloom import CompositionError, StorageError, open_store
 from prefixloom.storage import Key, Miss, Record, Refused, Stored, seconds, shown_url
 from prefixloom.testing.laws.storage import key_of, record_of
-from prefixloom_hicache.servers import server_store
+from prefixloom_hicache.servers import server_store, write_memory
 from prefixloom_hicache.servers.write_memory import WriteMemory
 from tests.support.server_cases import REDIS, S3, value_name
 from tests.support.store_servers import (
@@ -515,6 +515,16 @@ def test_memory_that_a_client_may_still_read_is_not_used_again() -> None:
         raise RuntimeError
     with memory.joined([[memoryview(b"x" * 107)]]):
         assert bytes(kept[:100]) == bytes(100)
+
+
+@pytest.mark.parametrize(("size", "again"), [(200, True), (201, False)])
+def test_memory_is_kept_up_to_the_size_of_a_call(size: int, again: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(write_memory, "KEPT_BYTES", 200)
+    memory = WriteMemory()
+    with memory.joined([[memoryview(bytes(size))]]) as joined:
+        held = joined.pieces[0]
+    with memory.joined([[memoryview(b"x" * size)]]):
+        assert (bytes(held) == b"x" * size) is again
 
 
 # ---------------------------------------------------------------- Mooncake

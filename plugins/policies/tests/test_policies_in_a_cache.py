@@ -188,6 +188,30 @@ def test_rates_are_those_of_the_visits() -> None:
     assert index[at + 2] < index[at] / 5
 
 
+def test_it_is_learned_that_a_first_turn_is_used_again_and_a_second_is_not() -> None:
+    """Each conversation has two turns, and 20 others begin between them, whose first turns fill the pool."""
+    prompts = []
+    for number in range(600):
+        prompts.append(text(number, 64))
+        if number >= 20:
+            prompts.append(text(number - 20, 64) + text(10_000 + number, 64))
+    lru, reuse = (hits(policy, prompts, 64 * 24) for policy in ("lru", "reuse"))
+    assert lru < 0.01
+    assert reuse > 0.28, "0.33 would be all"
+
+
+def test_a_visit_that_ends_says_how_many_tokens_were_used_since() -> None:
+    ages = Ages(1)
+    ages.horizon = 1 << 20  # so far back that slices of time become wider and wider
+    visits = []
+    for _ in range(5000):
+        ages.now += 100
+        visits.append(Visit(0, ages.now, 1, 100))
+        ages.begin(visits[-1])
+    for number in (4990, 4000, 2500, 10):
+        assert ages.end(visits[number], True) == pytest.approx(100 * (5000 - number), abs=10_000)
+
+
 @pytest.mark.parametrize("name", ALL)
 def test_a_request_and_an_eviction_cost_about_the_same_in_a_tree_of_any_size(name: str) -> None:
     """Work is counted, not timed. Queues clean up once in a while, so it is the least of several that is compared."""

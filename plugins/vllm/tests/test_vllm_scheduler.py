@@ -279,6 +279,17 @@ def test_an_id_that_comes_again_for_what_is_not_kept_is_another_request(make: An
     assert not plan.stores, "nothing of such a request is kept"
 
 
+def test_a_request_of_which_nothing_is_kept_does_not_stand_in_the_way_of_the_next(make: Any) -> None:
+    engine = make(FULL)
+    odd, plain = request("odd", list(range(8)), resumable=True), request("plain", list(range(8)))
+    for each in (odd, plain):
+        assert engine.hit(each) == 0
+    tables = engine.new_blocks(8)
+    blocks = SimpleNamespace(boundary_state_offloads={}, resolve_block_ids=lambda name: tables)
+    (copy,) = engine.side.plan({"odd": 8, "plain": 8}, blocks, ()).stores
+    assert copy.pairs[0][0] == tables[0]
+
+
 def test_a_load_that_lasts_keeps_its_place_in_the_table_of_copies(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("region", "scheduler"):
         monkeypatch.setattr(f"prefixloom_vllm.{module}.RING", 8)
