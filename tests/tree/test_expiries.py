@@ -219,6 +219,17 @@ def test_a_lower_priority_than_others_goes_first() -> None:
     assert left(cache, 1, 2) == [1]
 
 
+def test_who_computes_what_is_cached_with_a_higher_priority_raises_it() -> None:
+    cache = path_cache(policy="priority")
+    low, high = cache.open(prompt(1)), cache.open(prompt(1), priority=1)
+    for sequence in (low, high):
+        run(sequence, LONG)
+        sequence.close()
+    serve(cache, prompt(2))
+    cache.evict(LONG)
+    assert left(cache, 1, 2) == [1]
+
+
 def test_times_that_are_no_times_are_refused() -> None:
     cache = path_cache()
     for wrong in (math.nan, -math.inf, "soon", None, True):
@@ -252,3 +263,15 @@ def test_the_times_of_many_requests_take_no_more_memory_than_the_tree() -> None:
     assert expiries is not None and 0 < len(expiries) <= 2 * cache.stats().nodes + 64
     cache.expire(2e9)
     assert len(expiries) == 0
+
+
+def test_a_time_is_remembered_however_many_come_after_it() -> None:
+    cache = path_cache()
+    serve(cache, prompt(1), until=50)
+    serve(cache, prompt(2))
+    for number in range(200):
+        serve(cache, prompt(3), until=100 + number)
+    mark(cache, prompt(1))
+    cache.expire(50)
+    cache.evict(LONG)
+    assert left(cache, 1, 2, 3) == [2, 3]
