@@ -200,6 +200,24 @@ def test_what_is_restored_is_wanted_as_long_as_who_restored_it_says() -> None:
     assert left(cache, 1, 2) == [2]
 
 
+def test_what_was_restored_is_wanted_on_every_tier_while_its_sequence_runs() -> None:
+    cache = tiered(part("path", Path()), host=2 * LONG, write="through", capacity={"path": 2 * LONG})
+    serve(cache, prompt(2))
+    serve(cache, prompt(1), until=50)
+    cache.evict(2 * LONG)
+    with cache.open(prompt(1), until=90) as sequence:
+        assert sequence.restore().ready == LONG
+        cache.expire(60)
+    cache.evict(LONG)
+    serve(cache, prompt(3))
+    found = []
+    for number in (1, 2):
+        with cache.open(prompt(number)) as sequence:
+            found.append(sequence.restore().ready)
+            sequence.abort()
+    assert found == [LONG, 0]
+
+
 def test_an_engine_that_lends_its_slots_says_it_too() -> None:
     path = part("path", Path())
     cache = compose(None, plugins=[path], page_size=4, capacity=256, slots="lent", device="meta", debug=True)
