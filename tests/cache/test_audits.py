@@ -101,6 +101,6 @@ def test_debug_mode_looks_after_each_verb_of_a_sequence(verb: str) -> None:
     sequence = cache.open(TOKENS)
     run(sequence, 8)
     cache.core.index.tree.nodes += 1
-    given: list[Any] = {"grow": [1], "append": [[1]], "rewind": [1]}.get(verb, [])
+    needed: dict[str, list[Any]] = {"grow": [1], "append": [[1]], "rewind": [1]}
     with pytest.raises(InvariantError, match=f"after {verb}: .* nodes are counted"):
-        getattr(sequence, verb)(*given)
+        getattr(sequence, verb)(*needed.get(verb, []))
