@@ -14,7 +14,7 @@ from prefixloom.errors import InvariantError
 from prefixloom.testing.inside.backdoor import tier_lane
 from prefixloom.tiers.host_lane import HostCell
 from prefixloom.tree.lane import Cell
-from tests.support.helpers import part, path_cache
+from tests.support.helpers import part, path_cache, run
 from tests.support.tiers import path_of, serve, tiered
 
 TOKENS = list(range(24))
@@ -93,3 +93,14 @@ def test_debug_mode_tells_what_is_wrong_and_after_which_operation(told: str) -> 
     BROKEN[told](books)
     with pytest.raises(InvariantError, match=f"after poll: .*{told}"):
         books.cache.poll()
+
+
+@pytest.mark.parametrize("verb", ["grow", "append", "commit", "publish", "rewind", "close", "abort"])
+def test_debug_mode_looks_after_each_verb_of_a_sequence(verb: str) -> None:
+    cache = path_cache()
+    sequence = cache.open(TOKENS)
+    run(sequence, 8)
+    cache.core.index.tree.nodes += 1
+    needed: dict[str, list[Any]] = {"grow": [1], "append": [[1]], "rewind": [1]}
+    with pytest.raises(InvariantError, match=f"after {verb}: .* nodes are counted"):
+        getattr(sequence, verb)(*needed.get(verb, []))

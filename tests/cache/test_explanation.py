@@ -216,6 +216,17 @@ def test_what_no_tier_has_of_a_state_is_no_matter_of_a_load() -> None:
     assert reasons(told)[0] == (0, 28, "never kept", "state"), "the path is below, and no tier has a state at 28"
 
 
+def test_where_a_node_ends_that_no_tier_has_a_state_of_the_state_is_lacking() -> None:
+    state = part("state", Point(), admission="branch-and-last")
+    cache = cache_of(part("path", Path()), state, HostTier(TierManifest(capacity=4096)), tokens=80)
+    cache.history()
+    serve(cache, TOKENS, chunk=8)
+    cache.evict({"path": 20})
+    told = cache.explain([*TOKENS[:16], 1, 2, 3, 4])
+    assert (told.ready, told.restorable) == (0, 0)
+    assert reasons(told)[0] == (0, 16, "refused", "state"), "the path is below, and no tier has a state at 16"
+
+
 def test_what_a_history_has_forgotten_is_not_said_to_be_never_stored() -> None:
     cache = cache_of(part("path", Path()), part("near", Window(10)), tokens=400)
     serve(cache, TOKENS)

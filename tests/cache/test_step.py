@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
 import torch
 
-from prefixloom import Claim, Component, InputError, Op, Path, PluginError, Point, ProtocolError, hookimpl
+from prefixloom import Claim, Component, InputError, Op, Path, PluginError, Point, ProtocolError, RaceError, hookimpl
 from prefixloom.device.streams import InlineStream, ThreadStream
-from tests.support.helpers import cache_of, held, part, path_cache, run, serve, settle
+from prefixloom.testing.schedules.simulated import Simulation
+from tests.support.helpers import cache_of, enqueue, held, part, path_cache, run, serve, settle
 
 TOKENS = list(range(40))
 
@@ -303,6 +305,25 @@ def test_plugins_ops_run_before_and_behind_the_layers_on_the_stream(threaded: bo
         sequence.abort()
     cache.poll()
     stream.close()
+    settle(cache)
+
+
+@pytest.mark.parametrize(("src", "dst", "told"), [((40, 40), (50, 51), ""), ((40, 41), (50, 50), "which wrote it")])
+def test_copies_that_a_plugin_asks_for_may_share_what_they_read_and_not_what_they_write(
+    src: tuple[int, int], dst: tuple[int, int], told: str
+) -> None:
+    mine = part("mine", Path(), kind=Snapshots)
+    assert isinstance(mine, Snapshots)
+    cache, streams = cache_of(mine), Simulation("one", "two")
+    with contextlib.ExitStack() as stack:
+        for number, name in enumerate(("one", "two")):
+            sequence = stack.enter_context(cache.open([number] * 8))
+            sequence.grow(8)
+            mine.answer = (Op("copy", "mine", dst=dst[number : number + 1], src=src[number : number + 1]),)
+            with pytest.raises(RaceError, match=told) if told and number else contextlib.nullcontext():
+                enqueue(streams[name], sequence)
+            sequence.abort()
+    streams.drain()
     settle(cache)
 
 

@@ -60,6 +60,12 @@ def test_only_the_selected_plugin_is_imported(distribution: Distribution) -> Non
     assert "other_lazy" not in sys.modules
 
 
+def test_the_kinds_of_layers_that_a_component_serves_are_listed_in_order(distribution: Distribution) -> None:
+    kinds = set("abcdefgh")
+    distribution("prefixloom-ring", {"ring": "ring_of"}, {"ring_of": RING.replace('{"ring_attention"}', repr(kinds))})
+    assert only(Registry(), "ring").layer_kinds == tuple("abcdefgh")
+
+
 def test_a_component_is_asked_for_its_type_once(distribution: Distribution) -> None:
     distribution("prefixloom-ring", {"ring": "ring_once"}, {"ring_once": RING})
     registry = Registry()

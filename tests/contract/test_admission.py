@@ -237,6 +237,14 @@ def test_without_worth_the_nearest_goes_and_where_prompts_part_stays() -> None:
     assert states(cache) == [8, 40]
 
 
+def test_each_component_has_its_own_bound_on_the_states_of_a_path() -> None:
+    many, few = part("many", Point(), states_per_path=3), part("few", Point(), states_per_path=1)
+    cache = cache_of(part("path", Path()), many, few, slots=24)
+    serve(cache, TOKENS[:16], chunk=8)
+    cached = {name: component.cached for name, component in cache.stats().components.items()}
+    assert cached == {"path": 4, "many": 2, "few": 1}
+
+
 def test_where_a_path_may_have_only_so_many_the_one_that_is_worth_least_goes() -> None:
     asked = Asked(worth=lambda view: view.boundary % 16 == 0)
     cache = stateful(asked.policy, states_per_path=3)

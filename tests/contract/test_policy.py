@@ -11,7 +11,7 @@ import pytest
 
 from prefixloom import Component, CompositionError, EvictionPolicy, InputError, Path, Point, Reach, Window, hookimpl
 from prefixloom.contract.policy import BUILT_IN, KeyedQueue, Use
-from prefixloom.contract.queues import Link, SlruQueue
+from prefixloom.contract.queues import Link, ListQueue, Queue, SlruQueue
 from tests.support.helpers import cache_of, finish, held, part, path_cache, run, serve, settle
 
 
@@ -379,6 +379,16 @@ def broken(use: Use) -> Any:
 
 def late(use: Use) -> Any:
     return use.last if use.last < 30 else "late"
+
+
+def test_a_queue_that_cannot_say_what_goes_next_is_replaced_by_last_use(caplog: pytest.LogCaptureFixture) -> None:
+    cache = path_cache(policy=EvictionPolicy("half", make=type("Half", (ListQueue,), {"add_first": Queue.add_first})))
+    serve(cache, [1] * 16, chunk=8)
+    serve(cache, [2] * 16)
+    cache.evict(8)
+    assert "going on by last use" in caplog.text
+    cache.evict(8)
+    assert [held(cache, [number] * 16) for number in (1, 2)] == [0, 16]
 
 
 @pytest.mark.parametrize("key", [broken, late, lambda use: object()], ids=["raises", "turns", "uncomparable"])

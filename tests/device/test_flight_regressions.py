@@ -31,6 +31,21 @@ def test_a_state_that_the_device_chose_is_not_published_before_it_is_known_of_wh
     assert held(cache, TOKENS[:8]) == 0, "the state of 6 tokens was published for 8"
 
 
+def test_of_several_sequences_none_publishes_a_state_that_the_device_chose() -> None:
+    cache = cache_of(part("path", Path()), part("state", Point(), max_rewind=2), max_rewind=2, slots=12)
+    prompts = TOKENS[:8], TOKENS[8:16]
+    sequences = [cache.open(prompt) for prompt in prompts]
+    for sequence in sequences:
+        run(sequence, 5)
+        sequence.grow(3)
+    with cache.step(sequences) as step:
+        step.run_ops()
+        step.accept(torch.tensor([1, 1]))
+    for sequence in sequences:
+        sequence.close()
+    assert [held(cache, prompt) for prompt in prompts] == [0, 0], "a state of 6 tokens was published for 8"
+
+
 class Broken(Exception):
     """What a step's layers raise on their stream."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import warnings
 from array import array
 from itertools import pairwise
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from prefixloom import Buffer, Component, InvariantError, Manifest, Path, Point, ProtocolError, Window, compose
+from prefixloom.device import layouts
 from prefixloom.device.pool import ABSENT_BYTES, DebugPool, PageSpan, Pool, present
 from tests.support.helpers import cache_of, finish, part, path_cache, serve, settle
 
@@ -346,3 +348,19 @@ def test_a_lent_slot_may_come_once_and_is_here_until_it_is_handed_back(count: in
     assert pool.are_here(slots[:-1] + array("i", [7])) == [True] * (count - 1) + [False]
     assert not pool.may_come(slots[-1:] + array("i", range(count - 1)))
     assert [*pool.hand_back()] == [*slots] and pool.may_come(slots) and not any(pool.are_here(slots))
+
+
+def test_what_torch_warns_of_while_a_pool_is_made_is_shown_but_that_there_is_no_numpy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    honest = layouts.allocate
+
+    def warning(*given: Any) -> Any:
+        warnings.warn("Failed to initialize NumPy: none is there", stacklevel=1)
+        warnings.warn("this device is too old", stacklevel=1)
+        return honest(*given)
+
+    monkeypatch.setattr(layouts, "allocate", warning)
+    with pytest.warns(UserWarning) as told:
+        pool()
+    assert [str(each.message) for each in told] == ["this device is too old"]

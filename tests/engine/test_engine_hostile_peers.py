@@ -689,6 +689,33 @@ def test_refusals_are_told_while_content_waits(
     server.close()
 
 
+def test_refusals_that_are_left_out_are_told_by_what_is_owed(
+    ends: tuple[Transport, Transport], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefill_server, "BUSY_SECONDS", 1e9)
+    prefill, decode = ends
+    introduced(prefill, decode)
+    server = PrefillServer(Engine(model(), cache_for(model()), chunk=16), prefill, most=2)
+    assert decode.send(PREFILL, ASK, 1, question(1, 1900))
+    known, until = False, time.monotonic() + 30
+    while not known and time.monotonic() < until:
+        server.serve_once(0.01)
+        known = any(message.kind == BUSY for message in decode.receive())
+    for number in range(2, 12):
+        assert decode.send(PREFILL, ASK, number, [b"no question"])
+    told = set[int]()
+    while told != set(range(2, 12)) and time.monotonic() < until and server.prompts:
+        server.serve_once(0.01)
+        for message in decode.receive():
+            if message.kind == REFUSED:
+                told.add(message.number)
+            elif message.kind == BUSY:
+                last, *owed = (number for (number,) in OWED.iter_unpack(message.frames[0]))
+                told.update(number for number in range(2, last + 1) if number not in owed)
+    assert known and told == set(range(2, 12))
+    server.close()
+
+
 def test_a_number_that_is_in_use_is_refused(ends: tuple[Transport, Transport]) -> None:
     prefill, decode = ends
     introduced(prefill, decode)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import time
 from importlib.util import find_spec
 
 import pytest
@@ -18,6 +20,24 @@ def test_parts_of_a_block_do_not_overlap_and_are_given_again() -> None:
     block.give(40)
     block.give(7)
     assert [block.take(size) for size in (41, 10, 30, 1)] == [None, 40, 50, None]
+
+
+@pytest.mark.skipif(find_spec("nixl") is None, reason="nixl is not installed")
+def test_content_arrives_whole_and_unchanged() -> None:
+    ours, theirs = NixlMover(1 << 16), NixlMover(1 << 16)
+    try:
+        for size in (1, 1000, 5):  # each part begins where the last one ended
+            offered = ours.offer(size)
+            assert offered is not None and len(offered.memory) == size
+            offered.memory[:] = content = random.Random(size).randbytes(size)
+            landing, came = theirs.fetch(offered.ticket, size), None
+            until = time.monotonic() + 20
+            while came is None and time.monotonic() < until:
+                came = landing.poll()
+            assert came is not None and bytes(came) == content
+    finally:
+        for mover in (theirs, ours):
+            mover.close()
 
 
 @pytest.mark.skipif(find_spec("nixl") is None, reason="nixl is not installed")

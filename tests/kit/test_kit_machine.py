@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from prefixloom import AdmissionPolicy, Point
 from prefixloom.testing import ComponentCase, LawBroken, Pit, check_law, replay
 from prefixloom.testing.conformance import LAWS, name_of
 from prefixloom.testing.kit.bench import Failure
@@ -14,7 +15,7 @@ from prefixloom.testing.laws.machine import LENGTH, PITS
 from prefixloom.testing.laws.schedules import BUDGET, SCENARIOS, explored
 from prefixloom.testing.oracle import faults
 from prefixloom.testing.oracle.machine import fails, written
-from tests.support.broken import BROKEN, ORIGINALS
+from tests.support.broken import BROKEN, ORIGINALS, of
 from tests.support.sampling import only
 
 SETS = "law_every_answer_is_what_the_sets_say"
@@ -49,6 +50,13 @@ def test_every_kind_of_fault_is_met(name: str) -> None:
         assert all(raised.values()), raised
         assert faults.in_pools(pit.case, pit.beside, script) > 20
         assert faults.in_layers(pit.case, pit.beside, script) > 40
+
+
+def test_a_policy_may_keep_states_back_while_a_hook_raises() -> None:
+    admission = of(reach=Point, admission=AdmissionPolicy("none", admit=lambda view: False))
+    pit = Pit(ComponentCase(admission, ORIGINALS["state"][1], "admitted", effort=1), ("window",))
+    with quiet():
+        assert faults.in_hook(pit.case, pit.beside, "commit_insert", faults.walkthrough(pit.unit))
 
 
 def test_what_the_machine_finds_comes_with_a_script_that_can_be_pasted() -> None:

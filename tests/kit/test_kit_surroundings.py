@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from prefixloom import Buffer, Claim, Component, Manifest, Path, Point, Window, hookimpl
+from prefixloom.device.pool import Pool
 from prefixloom.testing import (
     LAWS,
     ComponentCase,
@@ -25,6 +26,7 @@ from prefixloom.testing import (
     report_on,
 )
 from prefixloom.testing.conformance import name_of, untested, verdict
+from prefixloom.testing.inside.contents import Numbers, contents_of
 from prefixloom.testing.kit.bench import Bench, that_fit
 from prefixloom.testing.kit.calls import calls_watched
 from prefixloom.testing.kit.outcomes import below, everything
@@ -370,3 +372,27 @@ def test_what_is_not_shared_never_hits_and_costs() -> None:
     case = ComponentCase(lambda: Component("subject", Manifest([K, V], shareable=False), Window(W)))
     found = verdict(LAW["law_what_was_served_is_found_again"], case)
     assert found.status == "wasteful" and "it is not shareable, and resuming needs what it stores" in found.told
+
+
+@pytest.mark.parametrize(
+    ("buffers", "plain"),
+    [
+        ([Buffer("n", (), "int64")], True),
+        ([Buffer("n", (), "int32")], False),
+        ([Buffer("n", (2,), "int64")], False),
+        ([Buffer("n", (), "int64", (0, 1))], False),
+        ([Buffer("n", (), "int64"), Buffer("m", (), "int64")], False),
+    ],
+    ids=["one number", "half of one", "two in a row", "two layers", "two buffers"],
+)
+def test_only_a_single_number_per_entry_is_kept_as_it_is_and_a_write_changes_its_slot_alone(
+    buffers: list[Buffer], plain: bool
+) -> None:
+    manifest = Manifest(buffers)
+    pool = Pool("p", manifest, "page", 8, 1, "cpu")
+    contents = contents_of(pool, manifest, 1)
+    assert isinstance(contents, Numbers) == plain
+    contents.write(1, 0, 77)
+    assert contents.same(contents.read(1), [77])
+    for buffer in pool.buffers.values():
+        assert [slot for slot in range(8) if buffer[:, slot].any()] == [1]

@@ -69,6 +69,15 @@ def test_a_shortage_takes_from_no_more_sequences_than_it_needs() -> None:
     settle(cache)
 
 
+def test_every_component_gives_back_what_a_computed_prompt_needs_no_more() -> None:
+    cache = cache_of(part("full", Path()), part("near", Window(4)), part("far", Window(8)))
+    with cache.open(range(40)) as sequence:
+        run(sequence, 40)
+        cache.reclaim()
+        assert [sequence.owned(name) for name in ("full", "near", "far")] == [10, 1, 2]
+    settle(cache)
+
+
 def test_what_a_publication_of_less_than_is_committed_covers_may_be_evicted() -> None:
     """The tree has the window there already, and the sequence has let go of its own: it reads nothing of that."""
     cache = cache_of(part("full", Path()), part("window", Window(8)), capacity={"window": 24}, debug=False)

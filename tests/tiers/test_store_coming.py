@@ -85,6 +85,7 @@ def test_what_goes_while_it_is_offered_is_left_out() -> None:
                 cache.core.index.tree.prune_all(freed)
         elif end == "flush":
             cache.flush()
+            assert cache.stats().tier.to_store == 0  # type: ignore[union-attr]
         else:
             cache.drop_namespace("one")
         idle(cache)

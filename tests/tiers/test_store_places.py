@@ -13,8 +13,8 @@ from prefixloom import Path, Sinks, Window
 from prefixloom.testing.inside.backdoor import tier_lanes
 from prefixloom.tree.keys import KeyMaker, encode
 from prefixloom_hicache import MemoryBackend
-from tests.support.helpers import part, serve_tightly, settle
-from tests.support.stores import TOKENS, behind, composed, idle, read_back, restored, stocked, until
+from tests.support.helpers import part, run, serve_tightly, settle
+from tests.support.stores import TOKENS, behind, composed, idle, parts, read_back, restored, stocked, until
 from tests.support.tiers import compute, serve, wrong
 
 # ---------------------------------------------------------------- what is written where
@@ -55,6 +55,24 @@ def test_what_a_split_leaves_above_a_bare_half_is_stored_as_well() -> None:
     cache, _ = composed(part("sinks", Sinks(4)), store=store)
     with cache.open([*TOKENS, 1]) as sequence:
         assert restored(cache, sequence).ready == 40
+
+
+def test_what_comes_to_a_node_that_was_stored_already_is_stored_as_well() -> None:
+    """The first has kept the end of its window only; of the second the host gets the pages before it."""
+    store = MemoryBackend(capacity=1 << 22)
+    names = ("path", "window")
+    cache, _ = composed(*parts(names), store=store)
+    second = cache.open(TOKENS)
+    serve_tightly(cache, TOKENS)
+    idle(cache)
+    kept = store.status().records
+    run(second, 40)
+    second.close()
+    idle(cache)
+    assert (kept, store.status().records) == (13, 20)
+    cache, _ = composed(*parts(names), store=store)
+    with cache.open(TOKENS[:5], leave=1) as sequence:
+        assert restored(cache, sequence).ready == 4
 
 
 @pytest.mark.parametrize("keep", ["selective", "back"])

@@ -180,6 +180,25 @@ def test_a_restore_that_does_not_fit_comes_to_the_next_lower_boundary_that_does(
     settle(cache)
 
 
+def test_a_restore_that_does_not_fit_counts_as_a_use_of_no_more_than_where_it_tried_to_resume() -> None:
+    cache = tiered(part("path", Path()), part("state", Point()), write="through", policy="lfu", slots=3)
+    first, second = list(range(24)), [9] * 16
+    serve(cache, first, chunk=8)
+    cache.evict({"state": 3})
+    others = [cache.open([number]) for number in (7, 8)]
+    with cache.open([*first, 1]) as sequence:
+        restored = sequence.restore()
+        assert (restored.wanted, restored.ready) == (24, 0)
+        sequence.abort()
+    for other in others:
+        other.abort()
+    for _ in range(2):
+        serve(cache, second)
+    cache.evict({"path": 6})
+    assert cache.peek(second) == 16
+    assert cache.stats().components["path"].cached == 4
+
+
 def test_a_drop_or_a_flush_reaches_the_tier() -> None:
     cache = tiered(part("path", Path()), part("state", Point()), write="through")
     serve(cache, range(40), namespace="a")

@@ -200,6 +200,24 @@ def test_what_is_restored_is_wanted_as_long_as_who_restored_it_says() -> None:
     assert left(cache, 1, 2) == [2]
 
 
+def test_what_was_restored_is_wanted_on_every_tier_while_its_sequence_runs() -> None:
+    cache = tiered(part("path", Path()), host=2 * LONG, write="through", capacity={"path": 2 * LONG})
+    serve(cache, prompt(2))
+    serve(cache, prompt(1), until=50)
+    cache.evict(2 * LONG)
+    with cache.open(prompt(1), until=90) as sequence:
+        assert sequence.restore().ready == LONG
+        cache.expire(60)
+    cache.evict(LONG)
+    serve(cache, prompt(3))
+    found = []
+    for number in (1, 2):
+        with cache.open(prompt(number)) as sequence:
+            found.append(sequence.restore().ready)
+            sequence.abort()
+    assert found == [LONG, 0]
+
+
 def test_an_engine_that_lends_its_slots_says_it_too() -> None:
     path = part("path", Path())
     cache = compose(None, plugins=[path], page_size=4, capacity=256, slots="lent", device="meta", debug=True)
@@ -215,6 +233,17 @@ def test_a_lower_priority_than_others_goes_first() -> None:
     cache = path_cache(policy="priority")
     serve(cache, prompt(1))
     serve(cache, prompt(2), priority=-1)
+    cache.evict(LONG)
+    assert left(cache, 1, 2) == [1]
+
+
+def test_who_computes_what_is_cached_with_a_higher_priority_raises_it() -> None:
+    cache = path_cache(policy="priority")
+    low, high = cache.open(prompt(1)), cache.open(prompt(1), priority=1)
+    for sequence in (low, high):
+        run(sequence, LONG)
+        sequence.close()
+    serve(cache, prompt(2))
     cache.evict(LONG)
     assert left(cache, 1, 2) == [1]
 
@@ -252,3 +281,15 @@ def test_the_times_of_many_requests_take_no_more_memory_than_the_tree() -> None:
     assert expiries is not None and 0 < len(expiries) <= 2 * cache.stats().nodes + 64
     cache.expire(2e9)
     assert len(expiries) == 0
+
+
+def test_a_time_is_remembered_however_many_come_after_it() -> None:
+    cache = path_cache()
+    serve(cache, prompt(1), until=50)
+    serve(cache, prompt(2))
+    for number in range(200):
+        serve(cache, prompt(3), until=100 + number)
+    mark(cache, prompt(1))
+    cache.expire(50)
+    cache.evict(LONG)
+    assert left(cache, 1, 2, 3) == [2, 3]

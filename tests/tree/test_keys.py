@@ -282,6 +282,25 @@ def test_extra_keys_that_nothing_uses_are_forgotten_and_the_others_hit() -> None
     assert len(kept) == 64
 
 
+def test_extra_keys_are_forgotten_while_others_run_that_have_none() -> None:
+    cache = cache_of(part("path", Path(), lookahead=1), tokens=1024, page=16)
+    with cache.open(range(20)):
+        for number in range(100):
+            serve(cache, range(20), extra=[(0, 20, number)])
+            assert len(extra_numbers(cache)) <= 3 * 1024
+
+
+def test_numbers_that_are_in_use_are_looked_at_again_when_there_are_twice_as_many() -> None:
+    maker = KeyMaker(0)
+    numbers = {*struct.unpack("<2000i", maker.name_extra(encode(range(2000)), [(0, 2000, "cat")]))}
+    assert maker.crowded(0)
+    maker.keep(numbers)
+    maker.name_extra(encode(range(2000)), [(0, 2000, "dog")])
+    assert not maker.crowded(0)
+    maker.name_extra(encode([1]), [(0, 1, "owl")])
+    assert maker.crowded(0)
+
+
 def test_the_same_extra_key_in_two_sequences_shares() -> None:
     maker = KeyMaker(0)
     first = maker.name_extra(encode([5, 6, 7]), [(1, 3, "cat")])

@@ -142,7 +142,7 @@ def restorable_at(copies: HostCopies, match: Match, node: Node, boundary: int) -
             boundary = validated(core, name, validator, _view(match, boundary))
             node = climb(node, boundary)
         if boundary == before:
-            if boundary <= match.ready or not _rejected(core, part, match, boundary):
+            if not _rejected(core, part, match, boundary):
                 break
             boundary -= page
             node = climb(node, boundary)

@@ -206,6 +206,22 @@ def test_a_flush_that_failed_is_not_made_good_by_the_next_one(tmp_path: Path) ->
     assert not store.exists([key_of(0)])[0] and store.flush() and store.status().notes == ()
 
 
+def test_a_flush_that_did_not_bring_the_names_of_segments_to_the_disk_is_not_made_good_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = FileBackend(tmp_path / "s", 2 * SEGMENT, segment_bytes=SEGMENT)
+    stored(store, record_of(0))
+    with monkeypatch.context() as patch:
+        patch.setattr(Disk, "sync_directory", refuse)
+        assert not store.flush()
+    assert not store.flush()
+    assert "the names of new segments may not be on the disk" in " ".join(store.status().notes)
+
+
+def refuse(*_: Any) -> None:
+    raise OSError(errno.EIO, "Input/output error")
+
+
 def test_a_flush_promises_what_was_written_long_before_it(tmp_path: Path) -> None:
     """Of many segments not all stay open, and what is closed must be on the disk or be told."""
     disk = Unsynced()

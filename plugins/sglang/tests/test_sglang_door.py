@@ -105,7 +105,7 @@ def test_a_changed_interface_is_named_with_the_version_and_the_remedy(
 
 
 def test_what_an_object_has_from_its_class_or_from_its_beginning_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interface, "FUNCTIONS", {})
+    monkeypatch.setattr(interface, "FUNCTIONS", {"bisect:insort": ("a", "x")})
     monkeypatch.setattr(interface, "FIELDS", {"json:JSONDecoder": ("memo", "strict", "decode")})
     interface.check()
 
