@@ -153,6 +153,19 @@ def test_a_full_server_refuses_or_evicts_as_it_is_told() -> None:
         process.kill()
 
 
+def test_a_full_server_is_full_for_a_client_that_comes_later() -> None:
+    process = redis_server("--maxmemory", "6mb", "--maxmemory-policy", "noeviction")
+    first = open_store(redis_url(process, prefix="first"))
+    for number in range(60):
+        first.put([record_of(number, 200_000)])
+    later = open_store(redis_url(process, prefix="later"))
+    (answer,) = later.put([record_of(0, 200_000)])
+    assert isinstance(answer, Refused) and answer.reason == "capacity", answer
+    for store in (first, later):
+        store.close()
+    process.kill()
+
+
 def test_records_of_redis_live_so_long_after_their_last_use() -> None:
     process = redis_server()
     store = open_store(redis_url(process, ttl="700ms"))
@@ -347,6 +360,16 @@ def test_what_is_wrong_with_a_url_is_said_and_no_password_is_shown() -> None:
     process.kill()
 
 
+@pytest.mark.parametrize(
+    "password", ["sesame#open", "7#sesame", "sesame/7", "7/sesame", "sesame?7", "7?sesame", "\u2100sesame", "[sesame"]
+)
+def test_a_password_that_makes_a_url_unreadable_is_not_shown(password: str) -> None:
+    for url in (f"redis://me:{password}@127.0.0.1:1/0?ttl=1h", f"redis://:{password}@127.0.0.1:1"):
+        with pytest.raises(StorageError) as caught:
+            open_store(url)
+        assert "sesame" not in str(caught.getrepr(style="short"))
+
+
 def test_a_bucket_that_is_not_there_is_said_at_once() -> None:
     server = s3_server()
     url = s3_url(server, timeout=5).replace("//prefixes", "//elsewhere")
@@ -371,6 +394,8 @@ def test_what_is_shown_of_a_url() -> None:
     assert shown_url("redis://u:p:@x@h:1/0?password=x&ttl=1d") == "redis://u:***@h:1/0?password=***&ttl=1d"
     assert shown_url("s3://bucket/a?secret_access_key=x&region=r") == "s3://bucket/a?secret_access_key=***&region=r"
     assert shown_url("file:/var/cache?capacity=20GiB") == "file:/var/cache?capacity=20GiB"
+    assert shown_url("redis://h:1/0?prefix=a@b") == "redis://h:1/0?prefix=a@b"
+    assert shown_url("redis://u:p?x@h:1/0?ttl=1d") == "redis://u:***@h:1/0?ttl=1d"
 
 
 def test_a_record_that_is_put_twice_in_a_call_is_written_once() -> None:
