@@ -165,10 +165,17 @@ class DecodeEngine:
         request = pending.request
         self.engine.check(request)
         self._receive(0.0)
-        have = self.engine.cache.peek(request.tokens, namespace=self.engine.namespace(request.namespace), leave=1)
+        have = self._cached(request)
         far = can_be_asked(request) and len(request.tokens) - have >= self._least
         if not far or not self._is_asked() or not self._ask(pending, have):
             pending.answer = self.engine.add(request)
+
+    def _cached(self, request: Request) -> int:
+        """How many tokens of a prompt are on the device, or can be brought back by a tier below it."""
+        cache, namespace = self.engine.cache, self.engine.namespace(request.namespace)
+        if cache.composition.tier is None:
+            return cache.peek(request.tokens, namespace=namespace, leave=1)
+        return cache.match(request.tokens, namespace=namespace, leave=1).restorable
 
     def _is_asked(self) -> bool:
         """Whether the prefill process is asked now. The log says once that it is not."""
