@@ -10,14 +10,16 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
+import attrs
 import pytest
 
 from prefixloom import CompositionError, StorageError, open_store
 from prefixloom.storage import Key, Miss, Record, Refused, Stored, seconds, shown_url
-from prefixloom.testing.laws.storage import key_of, record_of
+from prefixloom.testing.laws.storage import ONE, key_of, record_of
 from prefixloom_hicache.servers import server_store
 from prefixloom_hicache.servers.write_memory import WriteMemory
 from tests.support.server_cases import REDIS, S3, value_name
@@ -571,3 +573,30 @@ def test_what_is_wrong_with_a_url_of_mooncake_is_said() -> None:
     ):
         with pytest.raises(StorageError, match=says):
             open_store(url)
+
+
+def test_clients_of_mooncake_that_begin_at_the_same_time_write_their_records() -> None:
+    """Each notes its fingerprint first, and all notes are one value."""
+    servers = mooncake_servers()
+    for turn in range(10):
+        stores = [open_store(mooncake_url(servers, prefix=f"turn-{turn}")) for _ in range(2)]
+        records = [record_of(1, 100, attrs.evolve(ONE, model=f"model {number}")) for number in range(2)]
+        with ThreadPoolExecutor(2) as threads:
+            answers = [*threads.map(lambda store, record: store.put([record]), stores, records)]
+        assert answers == [(Stored(record.key),) for record in records]
+        for store in stores:
+            store.close()
+    for server in servers:
+        server.kill()
+
+
+def test_notes_of_mooncake_that_are_none_are_replaced() -> None:
+    servers = mooncake_servers()
+    for garbage in (b"[" * 100_000, b"[1]", b"\xff", b"{"):
+        store: Any = open_store(mooncake_url(servers, prefix="noted"))
+        assert store.values.client.upsert("noted/fingerprints", garbage) == 0
+        assert isinstance(store.put(RECORDS[:1])[0], Stored)
+        assert list(store.values.notes()) == [ONE.digest.hex()]
+        store.close()
+    for server in servers:
+        server.kill()
