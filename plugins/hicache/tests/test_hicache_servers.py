@@ -544,6 +544,19 @@ def test_memory_that_a_client_may_still_read_is_not_used_again() -> None:
         assert bytes(kept[:100]) == bytes(100)
 
 
+def test_a_note_of_no_bytes_hides_no_other() -> None:
+    """A bucket's tools make objects of no bytes, and its rules remove some after they were listed."""
+    store: Any = S3.open(0)
+    notes = value_name(store, KEYS[0]).partition("/")[0] + "/fingerprints"
+    assert isinstance(store.put(RECORDS[:1])[0], Stored)
+    for name in ("0", "1", "2"):
+        store.values.client.put(store.values.bucket, f"{notes}/{name}", b"", use_multipart=False)
+    other: Any = S3.reopen(store)
+    (missed,) = other.get([key_of(1, attrs.evolve(ONE, model="another"))])
+    assert missed.reason == "fingerprint" and "model" in missed.detail, missed
+    other.close()
+
+
 # ---------------------------------------------------------------- Mooncake
 
 
