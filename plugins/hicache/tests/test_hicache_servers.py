@@ -588,6 +588,25 @@ def test_what_is_wrong_with_a_url_of_mooncake_is_said() -> None:
             open_store(url)
 
 
+def test_a_master_of_mooncake_may_have_an_address_of_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    class Client:
+        def setup(self, *given: object) -> int:
+            asked.append(given[-1])
+            return -1
+
+    monkeypatch.setattr(pytest.importorskip("mooncake.store"), "MooncakeDistributedStore", Client)
+    try:
+        listening = socket.create_server(("::1", 0), family=socket.AF_INET6)
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    master = f"[::1]:{listening.getsockname()[1]}"
+    with listening, pytest.raises(StorageError, match="the client cannot be set up, error -1"):
+        open_store(f"mooncake://{master}")
+    assert asked == [master]
+
+
 def test_clients_of_mooncake_that_begin_at_the_same_time_write_their_records() -> None:
     """Each notes its fingerprint first, and all notes are one value."""
     servers = mooncake_servers()

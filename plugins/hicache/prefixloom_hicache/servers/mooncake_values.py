@@ -187,7 +187,9 @@ def open_mooncake(
         ) from error
     address, _, port = master.rpartition(":")
     try:
-        socket.create_connection((address, int(port)), CONNECT).close()  # the client would try for a minute and more
+        socket.create_connection(
+            (address.strip("[]"), int(port)), CONNECT
+        ).close()  # the client would try for a minute and more
     except (OSError, ValueError) as error:
         raise StorageError(f"mooncake://{master}: the master cannot be reached: {error}") from error
     client = MooncakeDistributedStore()
