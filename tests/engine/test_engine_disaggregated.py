@@ -17,7 +17,7 @@ import pytest
 
 from prefixloom import InputError
 from prefixloom_engine import Engine, Request, ThreeWay
-from prefixloom_engine.disaggregation import DecodeEngine, PrefillServer, in_process_pair
+from prefixloom_engine.disaggregation import DecodeEngine, PrefillServer, decode_engine, in_process_pair
 from prefixloom_engine.disaggregation.records import ContentKeys, ExpectedContent, expect_content, pack_content
 from prefixloom_engine.forward.handover import pages_needed
 from tests.support.engines import (
@@ -32,7 +32,7 @@ from tests.support.engines import (
     prompt,
     serving,
 )
-from tests.support.transports import greeted
+from tests.support.transports import greeted, served_by
 
 pytestmark = pytest.mark.usefixtures("installed", "one_thread")
 
@@ -176,6 +176,35 @@ def test_two_that_compute_something_else_do_not_work_together() -> None:
     told = pytest.raises(InputError, match=r"computes something else: weights is '.*' there and '.*' here")
     with serving(lambda: cache_for(other), other) as server, told:
         decoding(cache_for(model()), server).generate([Request(prompt(1, 150), 2)])
+
+
+@pytest.mark.parametrize("whose", ["prefill", "decode"])
+def test_two_work_together_as_soon_as_they_compute_the_same(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, whose: str
+) -> None:
+    monkeypatch.setattr(decode_engine, "GREET_SECONDS", 0.05)
+    theirs, mine = (ThreeWay("tiny", dtype="float64") for _ in range(2))
+    changed, changing = (mine, theirs) if whose == "prefill" else (theirs, mine)
+    changed.to_logits.neg_()
+    prefill_end, decode_end = in_process_pair()
+    server = PrefillServer(Engine(theirs, cache_for(theirs)), prefill_end)
+    with DecodeEngine(Engine(mine, cache_for(mine)), decode_end) as decode:
+        with pytest.raises(InputError, match="computes something else"):
+            greeted(decode, server.serve_once)
+        requests = [Request(prompt(n, 150), 2) for n in range(3)]
+        assert served_by(decode, server.serve_once, requests[:1]) == plain(mine, requests[:1])
+        for _ in range(20):
+            server.serve_once(0.01)
+            decode.step()
+        assert decode.handed_over == 0
+        changing.to_logits.neg_()
+        for _ in range(20):
+            server.serve_once(0.01)
+            decode.step()
+        assert served_by(decode, server.serve_once, requests[1:]) == plain(mine, requests[1:])
+        assert decode.handed_over == 2
+    server.close()
+    assert len([each for each in caplog.records if "it is not asked" in each.message]) == 1
 
 
 class Unidentified:
