@@ -244,11 +244,11 @@ def test_weights_that_change_while_a_prompt_waits_cost_a_recompute(whose: str) -
     """The second prompt waits: in the prefill process for its turn, or here with all of its content."""
     theirs, mine = (ThreeWay("tiny", dtype="float64") for _ in range(2))
     requests = [Request(prompt(21, 150), 30), Request(prompt(22, 150), 6)]
-    rows = {whose: {"max_running": 1}}
+    rows = {"prefill": 16, "decode": 16, whose: 1}
     prefill_end, decode_end = in_process_pair()
-    server = PrefillServer(Engine(theirs, cache_for(theirs), chunk=16, **rows.get("prefill", {})), prefill_end)
+    server = PrefillServer(Engine(theirs, cache_for(theirs), chunk=16, max_running=rows["prefill"]), prefill_end)
     cache = cache_for(mine)
-    with DecodeEngine(Engine(mine, cache, **rows.get("decode", {})), decode_end) as decode:
+    with DecodeEngine(Engine(mine, cache, max_running=rows["decode"]), decode_end) as decode:
         assert greeted(decode, server.serve_once)
         pending = [decode.add(each) for each in requests]
         waits = server.engine if whose == "prefill" else decode.engine
