@@ -92,7 +92,7 @@ def test_pages_without_a_state_are_matched_and_not_preferred(replica: Publishing
         assert (shallow.resumable(request), deep.resumable(request)) == (32, 352)
         both = [shallow, deep]
         assert PrefixAffinity().order(request, both)[0] is shallow
-        assert ResumableBoundary(equal=0).order(request, both)[0] is deep
+        assert ResumableBoundary().order(request, both)[0] is deep
     finally:
         shallow.close()
         deep.close()

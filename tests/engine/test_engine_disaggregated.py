@@ -17,7 +17,7 @@ import pytest
 
 from prefixloom import InputError
 from prefixloom_engine import Engine, Request, ThreeWay
-from prefixloom_engine.disaggregation import DecodeEngine, PrefillServer
+from prefixloom_engine.disaggregation import DecodeEngine, PrefillServer, decode_engine, in_process_pair
 from prefixloom_engine.disaggregation.records import ContentKeys, ExpectedContent, expect_content, pack_content
 from prefixloom_engine.forward.handover import pages_needed
 from tests.support.engines import (
@@ -32,6 +32,7 @@ from tests.support.engines import (
     prompt,
     serving,
 )
+from tests.support.transports import greeted, served_by
 
 pytestmark = pytest.mark.usefixtures("installed", "one_thread")
 
@@ -177,6 +178,35 @@ def test_two_that_compute_something_else_do_not_work_together() -> None:
         decoding(cache_for(model()), server).generate([Request(prompt(1, 150), 2)])
 
 
+@pytest.mark.parametrize("whose", ["prefill", "decode"])
+def test_two_work_together_as_soon_as_they_compute_the_same(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, whose: str
+) -> None:
+    monkeypatch.setattr(decode_engine, "GREET_SECONDS", 0.05)
+    theirs, mine = (ThreeWay("tiny", dtype="float64") for _ in range(2))
+    changed, changing = (mine, theirs) if whose == "prefill" else (theirs, mine)
+    changed.to_logits.neg_()
+    prefill_end, decode_end = in_process_pair()
+    server = PrefillServer(Engine(theirs, cache_for(theirs)), prefill_end)
+    with DecodeEngine(Engine(mine, cache_for(mine)), decode_end) as decode:
+        with pytest.raises(InputError, match="computes something else"):
+            greeted(decode, server.serve_once)
+        requests = [Request(prompt(n, 150), 2) for n in range(3)]
+        assert served_by(decode, server.serve_once, requests[:1]) == plain(mine, requests[:1])
+        for _ in range(20):
+            server.serve_once(0.01)
+            decode.step()
+        assert decode.handed_over == 0
+        changing.to_logits.neg_()
+        for _ in range(20):
+            server.serve_once(0.01)
+            decode.step()
+        assert served_by(decode, server.serve_once, requests[1:]) == plain(mine, requests[1:])
+        assert decode.handed_over == 2
+    server.close()
+    assert len([each for each in caplog.records if "it is not asked" in each.message]) == 1
+
+
 class Unidentified:
     """A model that says nothing of its identity."""
 
@@ -207,6 +237,36 @@ def test_weights_that_change_between_two_prompts_cost_a_recompute(caplog: pytest
             assert decode.handed_over == 1
     assert "weights or adapters here are others" in caplog.text
     nothing_left(cache)
+
+
+@pytest.mark.parametrize("whose", ["prefill", "decode"])
+def test_weights_that_change_while_a_prompt_waits_cost_a_recompute(whose: str) -> None:
+    """The second prompt waits: in the prefill process for its turn, or here with all of its content."""
+    theirs, mine = (ThreeWay("tiny", dtype="float64") for _ in range(2))
+    requests = [Request(prompt(21, 150), 30), Request(prompt(22, 150), 6)]
+    rows = {"prefill": 16, "decode": 16, whose: 1}
+    prefill_end, decode_end = in_process_pair()
+    server = PrefillServer(Engine(theirs, cache_for(theirs), chunk=16, max_running=rows["prefill"]), prefill_end)
+    cache = cache_for(mine)
+    with DecodeEngine(Engine(mine, cache, max_running=rows["decode"]), decode_end) as decode:
+        assert greeted(decode, server.serve_once)
+        pending = [decode.add(each) for each in requests]
+        waits = server.engine if whose == "prefill" else decode.engine
+        until = time.monotonic() + 30
+        while waits.load != (1, 1) and time.monotonic() < until:
+            server.serve_once()
+            if whose == "decode":
+                decode.step()
+        for changing in (theirs, mine) if whose == "decode" else (theirs,):
+            changing.to_logits.neg_()
+        while not all(each.done for each in pending):
+            server.serve_once()
+            decode.step()
+        assert pending[1].answer is not None
+        assert [pending[1].answer.tokens] == plain(mine, requests[1:])
+    server.close()
+    for each in (cache, server.engine.cache):
+        nothing_left(each)
 
 
 def test_no_prefill_process_costs_a_recompute_and_a_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:

@@ -14,10 +14,12 @@ from prefixloom import Cache, ProtocolError, ThreadStream, TierManifest
 from prefixloom.device.flight import Gates
 from prefixloom.testing.inside.backdoor import put_transfer_stream, tier_lanes
 from prefixloom_engine import Engine, Request, ThreeWay
+from prefixloom_engine.disaggregation import DecodeEngine, PrefillServer, in_process_pair
 from prefixloom_engine.serving.admission import POLICIES, cached_tokens
 from prefixloom_hicache import GuardLimits, HostTier, MemoryBackend
 from tests.support.engines import cache_for, mixed, model, nothing_left, plain, prompt, served
 from tests.support.stores import write_out
+from tests.support.transports import greeted, served_by
 
 pytestmark = pytest.mark.usefixtures("installed", "one_thread")
 TINY = {"full": 480, "swa": 480, "mamba": 20}
@@ -35,6 +37,30 @@ def tiered(write: str = "back", capacity: Any = TINY, it: ThreeWay | None = None
 def again(requests: list[Request]) -> list[Request]:
     """All of them twice: when the second comes, the device has lost the first."""
     return [*requests, *requests]
+
+
+# ---------------------------------------------------------------- a prefill process
+
+
+@pytest.mark.parametrize(("more", "asked"), [(18, 0), (150, 1)])
+def test_a_decode_process_asks_for_no_more_than_what_its_tier_lacks(more: int, asked: int) -> None:
+    first, others = Request(prompt(1, 300), 3), [Request(prompt(n, 300), 3) for n in range(2, 6)]
+    again = Request([*first.tokens, *prompt(9, more)], 3)
+    prefill_end, decode_end = in_process_pair()
+    server = PrefillServer(Engine(model(), cache_for(model())), prefill_end)
+    cache = tiered("through")
+    with DecodeEngine(Engine(model(), cache), decode_end) as decode:
+        assert greeted(decode, server.serve_once)
+        received = []
+        for requests in ([first], others, [again]):
+            before = decode.received
+            assert served_by(decode, server.serve_once, requests) == plain(model(), requests)
+            received.append(decode.received - before)
+        assert decode.engine.counts.restored >= 256
+        assert decode.handed_over == 5 + asked
+        assert received[2] < received[0], "the beginning is here already"
+    server.close()
+    nothing_left(cache)
 
 
 # ---------------------------------------------------------------- exactness

@@ -182,6 +182,22 @@ def test_without_keys_an_address_is_on_this_machine(tmp_path: Path) -> None:
         write_keys(keys)
 
 
+def test_a_name_is_one_of_ipv6_if_it_has_no_other_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {"six": {socket.AF_INET6}, "four": {socket.AF_INET}, "both": {socket.AF_INET, socket.AF_INET6}}
+
+    def addresses(host: str, port: None) -> list[tuple[int]]:
+        if host not in known:
+            raise socket.gaierror(socket.EAI_NONAME, "no such name")
+        return [(family,) for family in known[host]]
+
+    monkeypatch.setattr(socket, "getaddrinfo", addresses)
+    found = {
+        address: zmq_transport.is_ipv6(address)
+        for address in ("tcp://six:1", "tcp://four:1", "tcp://both:1", "tcp://none:1", "tcp://[::1]:1", "ipc:///a[b]:1")
+    }
+    assert [address for address, is_six in found.items() if is_six] == ["tcp://six:1", "tcp://[::1]:1"]
+
+
 def test_an_address_that_is_taken_is_refused(tmp_path: Path) -> None:
     with pair("zmq", tmp_path) as (prefill, _), pytest.raises(InputError, match="cannot listen at"):
         open_transport(prefill.address, "prefill", None)

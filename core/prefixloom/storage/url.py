@@ -17,13 +17,19 @@ UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 def options_of(url: str, known: Mapping[str, UrlOption]) -> tuple[str, dict[str, Any], dict[str, str]]:
     """The URL without what stands behind the ``?``; the options of a store there; and what is none of them."""
+    unreadable = StorageError(
+        f"{shown_url(url)} is no URL: its host or port cannot be read. In a password, / is written %2F, ? %3F, # %23, "
+        f"@ %40, [ %5B"
+    )
     try:
         parts = urlsplit(url)
         parts.port  # noqa: B018  it raises if it is no number
-    except ValueError as error:
-        raise StorageError(f"{shown_url(url)} is no URL: {error}") from error
+    except ValueError:
+        raise unreadable from None  # the error says what stands there, which may be a password
+    if "@" in parts.query.partition("=")[0]:
+        raise unreadable
     if parts.fragment:
-        raise StorageError(f"{shown_url(url.partition('#')[0])}: write # as %23")
+        raise StorageError(f"{shown_url(url)}: write # as %23")
     options: dict[str, Any] = {}
     others: dict[str, str] = {}
     for name, text in parse_qsl(parts.query, keep_blank_values=True):
@@ -53,12 +59,11 @@ def yes_or_no(text: str) -> bool:
 
 def shown_url(url: str) -> str:
     """A URL as it may be shown: no password, nor the value of an option that may be a secret."""
-    rest, mark, query = url.partition("?")
-    head, at, tail = rest.rpartition("@")
-    if at:
-        scheme, slashes, login = head.partition("//")
-        user, colon, _ = login.partition(":")
-        rest = f"{scheme}{slashes}{user}{':***' if colon else ''}@{tail}"
+    at = max(url.partition(mark)[0].rfind("@") for mark in "?=")  # a later one is of an option; ? may be of a password
+    scheme, slashes, login = url[: max(at, 0)].partition("//")
+    user, colon, _ = login.partition(":")
+    rest, mark, query = url[max(at, 0) :].partition("?")
+    rest = f"{scheme}{slashes}{user}{':***' if colon else ''}{rest}"
     options = [each.partition("=") for each in query.split("&")]
     return (
         rest + mark + "&".join(f"{name}{sign}{'***' if SECRET.search(name) else text}" for name, sign, text in options)

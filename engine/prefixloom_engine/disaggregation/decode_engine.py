@@ -63,7 +63,8 @@ REFUSED_HERE = (InputError, MoveFailed, ValueError)
 
 PeerState = Literal["away", "greeted", "agreed", "other", "silent"]
 """What is known of the prefill process: nobody is connected; it was greeted and has not answered; it computes the same;
-it computes something else; it owes prompts and says nothing. It is asked only in the state "agreed"."""
+it computes something else; it owes prompts and says nothing. It is asked only in the state "agreed". In the last
+two it is greeted again and again: weights of either process may change, and who hangs may go on."""
 
 
 @attrs.define(eq=False)
@@ -165,10 +166,17 @@ class DecodeEngine:
         request = pending.request
         self.engine.check(request)
         self._receive(0.0)
-        have = self.engine.cache.peek(request.tokens, namespace=self.engine.namespace(request.namespace), leave=1)
+        have = self._cached(request)
         far = can_be_asked(request) and len(request.tokens) - have >= self._least
         if not far or not self._is_asked() or not self._ask(pending, have):
             pending.answer = self.engine.add(request)
+
+    def _cached(self, request: Request) -> int:
+        """How many tokens of a prompt are on the device, or can be brought back by a tier below it."""
+        cache, namespace = self.engine.cache, self.engine.namespace(request.namespace)
+        if cache.composition.tier is None:
+            return cache.peek(request.tokens, namespace=namespace, leave=1)
+        return cache.match(request.tokens, namespace=namespace, leave=1).restorable
 
     def _is_asked(self) -> bool:
         """Whether the prefill process is asked now. The log says once that it is not."""
@@ -269,7 +277,7 @@ class DecodeEngine:
         for message in self._transport.receive(seconds):
             self._handle(message)
         now = time.monotonic()
-        if self._connected and self._state in ("greeted", "silent") and now >= self._greet_at:
+        if self._connected and self._state in ("greeted", "silent", "other") and now >= self._greet_at:
             self._greet_at = now + GREET_SECONDS
             self._send(HELLO, 0, [greeting(self.engine)])
         for number, asked in list(self._asked.items()):
@@ -310,8 +318,9 @@ class DecodeEngine:
         if not self._differs:
             self._state = "agreed"
             return
-        if self._state != "other" or before != self._differs:
-            log.error("the prefill process at %s %s: it is not asked", self._transport.address, self._differs)
+        if self._state == "other" and before == self._differs:
+            return
+        log.error("the prefill process at %s %s: it is not asked", self._transport.address, self._differs)
         self._compute_all("it computes something else")
         self._state = "other"
 

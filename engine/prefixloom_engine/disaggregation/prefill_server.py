@@ -221,6 +221,8 @@ class PrefillServer:
             asked = peer.asked.pop(number)
             if asked.answer.handed is None:
                 self._refuse(peer, number, f"{asked.answer.reason}: {asked.answer.error}")
+            elif asked.question.identity != identity_of(self.engine):  # what waits is computed under the new identity
+                self._refuse(peer, number, "the model's weights or adapters have changed meanwhile")
             else:
                 self._answer(peer, number, asked)
         self._push(peer)

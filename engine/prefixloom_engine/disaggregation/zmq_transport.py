@@ -34,7 +34,7 @@ from .transport import (
 )
 
 log = logging.getLogger("prefixloom.engine")
-LOCAL = "ipc://"
+LOCAL, TCP = "ipc://", "tcp://"
 MESSAGE_HEADER = struct.Struct("<cQ")
 """Kind and number."""
 MOST_QUEUED = 32
@@ -54,6 +54,17 @@ def has_message(waiting: zmq.Socket[bytes]) -> bool:
     return bool(int(waiting.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
 
+def is_ipv6(address: str) -> bool:
+    """Whether the host of an address is one of IPv6: as a number in brackets, or as a name that has no other."""
+    host = address.removeprefix(TCP).rpartition(":")[0]
+    if not address.startswith(TCP) or host.startswith("["):
+        return address.startswith(TCP)
+    try:
+        return {found[0] for found in socket.getaddrinfo(host, None)} == {socket.AF_INET6}
+    except (OSError, UnicodeError):  # it has no address now, or is none
+        return False
+
+
 class ZmqSocket:
     """What both sides share: bounded queues, messages of a header and frames, and no call that waits for a peer."""
 
@@ -61,7 +72,7 @@ class ZmqSocket:
         self._context = zmq.Context()
         made = self._socket = self._context.socket(kind)
         made.linger = 0
-        made.ipv6 = "[" in address
+        made.ipv6 = is_ipv6(address)
         made.sndhwm = made.rcvhwm = MOST_QUEUED
         made.maxmsgsize = LONGEST_FRAME
         made.handshake_ivl = HANDSHAKE_MS

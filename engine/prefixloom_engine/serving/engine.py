@@ -143,6 +143,7 @@ class Engine:
         for job in list(self._scheduler.jobs.values()):
             if not job.admitted and job.sequence is None:
                 job.namespace = self.namespace(job.request.namespace)
+                job.handover = None  # another engine computed it under the identity before
                 continue
             self._scheduler.end(job, "error", error)
             if self._in_flight:  # what is published with a step may have been computed after the change

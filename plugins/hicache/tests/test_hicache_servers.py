@@ -10,14 +10,16 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
+import attrs
 import pytest
 
 from prefixloom import CompositionError, StorageError, open_store
 from prefixloom.storage import Key, Miss, Record, Refused, Stored, seconds, shown_url
-from prefixloom.testing.laws.storage import key_of, record_of
+from prefixloom.testing.laws.storage import ONE, key_of, record_of
 from prefixloom_hicache.servers import server_store, write_memory
 from prefixloom_hicache.servers.write_memory import WriteMemory
 from tests.support.server_cases import REDIS, S3, value_name
@@ -151,6 +153,19 @@ def test_a_full_server_refuses_or_evicts_as_it_is_told() -> None:
         assert capacity == 6 << 20 and used > 0
         store.close()
         process.kill()
+
+
+def test_a_full_server_is_full_for_a_client_that_comes_later() -> None:
+    process = redis_server("--maxmemory", "6mb", "--maxmemory-policy", "noeviction")
+    first = open_store(redis_url(process, prefix="first"))
+    for number in range(60):
+        first.put([record_of(number, 200_000)])
+    later = open_store(redis_url(process, prefix="later"))
+    (answer,) = later.put([record_of(0, 200_000)])
+    assert isinstance(answer, Refused) and answer.reason == "capacity", answer
+    for store in (first, later):
+        store.close()
+    process.kill()
 
 
 def test_records_of_redis_live_so_long_after_their_last_use() -> None:
@@ -347,6 +362,16 @@ def test_what_is_wrong_with_a_url_is_said_and_no_password_is_shown() -> None:
     process.kill()
 
 
+@pytest.mark.parametrize(
+    "password", ["sesame#open", "7#sesame", "sesame/7", "7/sesame", "sesame?7", "7?sesame", "\u2100sesame", "[sesame"]
+)
+def test_a_password_that_makes_a_url_unreadable_is_not_shown(password: str) -> None:
+    for url in (f"redis://me:{password}@127.0.0.1:1/0?ttl=1h", f"redis://:{password}@127.0.0.1:1"):
+        with pytest.raises(StorageError) as caught:
+            open_store(url)
+        assert "sesame" not in str(caught.getrepr(style="short"))
+
+
 def test_a_bucket_that_is_not_there_is_said_at_once() -> None:
     server = s3_server()
     url = s3_url(server, timeout=5).replace("//prefixes", "//elsewhere")
@@ -371,6 +396,8 @@ def test_what_is_shown_of_a_url() -> None:
     assert shown_url("redis://u:p:@x@h:1/0?password=x&ttl=1d") == "redis://u:***@h:1/0?password=***&ttl=1d"
     assert shown_url("s3://bucket/a?secret_access_key=x&region=r") == "s3://bucket/a?secret_access_key=***&region=r"
     assert shown_url("file:/var/cache?capacity=20GiB") == "file:/var/cache?capacity=20GiB"
+    assert shown_url("redis://h:1/0?prefix=a@b") == "redis://h:1/0?prefix=a@b"
+    assert shown_url("redis://u:p?x@h:1/0?ttl=1d") == "redis://u:***@h:1/0?ttl=1d"
 
 
 def test_a_record_that_is_put_twice_in_a_call_is_written_once() -> None:
@@ -527,6 +554,19 @@ def test_memory_is_kept_up_to_the_size_of_a_call(size: int, again: bool, monkeyp
         assert (bytes(held) == b"x" * size) is again
 
 
+def test_a_note_of_no_bytes_hides_no_other() -> None:
+    """A bucket's tools make objects of no bytes, and its rules remove some after they were listed."""
+    store: Any = S3.open(0)
+    notes = value_name(store, KEYS[0]).partition("/")[0] + "/fingerprints"
+    assert isinstance(store.put(RECORDS[:1])[0], Stored)
+    for name in ("0", "1", "2"):
+        store.values.client.put(store.values.bucket, f"{notes}/{name}", b"", use_multipart=False)
+    other: Any = S3.reopen(store)
+    (missed,) = other.get([key_of(1, attrs.evolve(ONE, model="another"))])
+    assert missed.reason == "fingerprint" and "model" in missed.detail, missed
+    other.close()
+
+
 # ---------------------------------------------------------------- Mooncake
 
 
@@ -556,3 +596,49 @@ def test_what_is_wrong_with_a_url_of_mooncake_is_said() -> None:
     ):
         with pytest.raises(StorageError, match=says):
             open_store(url)
+
+
+def test_a_master_of_mooncake_may_have_an_address_of_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    class Client:
+        def setup(self, *given: object) -> int:
+            asked.append(given[-1])
+            return -1
+
+    monkeypatch.setattr(pytest.importorskip("mooncake.store"), "MooncakeDistributedStore", Client)
+    try:
+        listening = socket.create_server(("::1", 0), family=socket.AF_INET6)
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    master = f"[::1]:{listening.getsockname()[1]}"
+    with listening, pytest.raises(StorageError, match="the client cannot be set up, error -1"):
+        open_store(f"mooncake://{master}")
+    assert asked == [master]
+
+
+def test_clients_of_mooncake_that_begin_at_the_same_time_write_their_records() -> None:
+    """Each notes its fingerprint first, and all notes are one value."""
+    servers = mooncake_servers()
+    for turn in range(10):
+        stores = [open_store(mooncake_url(servers, prefix=f"turn-{turn}")) for _ in range(2)]
+        records = [record_of(1, 100, attrs.evolve(ONE, model=f"model {number}")) for number in range(2)]
+        with ThreadPoolExecutor(2) as threads:
+            answers = [*threads.map(lambda store, record: store.put([record]), stores, records)]
+        assert answers == [(Stored(record.key),) for record in records]
+        for store in stores:
+            store.close()
+    for server in servers:
+        server.kill()
+
+
+def test_notes_of_mooncake_that_are_none_are_replaced() -> None:
+    servers = mooncake_servers()
+    for garbage in (b"[" * 100_000, b"[1]", b"\xff", b"{"):
+        store: Any = open_store(mooncake_url(servers, prefix="noted"))
+        assert store.values.client.upsert("noted/fingerprints", garbage) == 0
+        assert isinstance(store.put(RECORDS[:1])[0], Stored)
+        assert list(store.values.notes()) == [ONE.digest.hex()]
+        store.close()
+    for server in servers:
+        server.kill()

@@ -13,6 +13,7 @@ import itertools
 import json
 import socket
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
@@ -26,8 +27,10 @@ from .values import Busy, Full
 
 CONNECT = 5.0
 """Seconds in which the master must answer when a store is opened."""
-NOT_FOUND, NOT_READY, NO_SPACE, TOO_LARGE = -704, -703, -200, -600
-"""What Mooncake's client answers in place of a size, or of 0."""
+NOT_FOUND, NOT_READY, NO_SPACE, TOO_LARGE, NOT_OURS = -704, -703, -200, -600, -601
+"""What Mooncake's client answers in place of a size, or of 0. ``NOT_OURS``: another client is writing it."""
+NOTE_TRIES, NOTE_PAUSE = 5, 0.02
+"""How often a note is written while others write theirs, and the seconds between."""
 OPTIONS: Mapping[str, UrlOption] = {
     "prefix": str,
     "segment": lambda text: parse_memory(text, "segment"),
@@ -131,15 +134,25 @@ class MooncakeValues:
         return [each == 0 for each in answers]
 
     def note(self, name: str, text: str) -> None:
-        answer = self.client.upsert(self._fingerprints, json.dumps({**self.notes(), name: text}).encode())
-        if answer:
-            raise Full("no segment of the store has room") if answer == NO_SPACE else MooncakeFailed(f"error {answer}")
+        """Add a note to those of all clients, which are one value. They may write it at once, so look whether it stays.
+
+        While others write it without end, this note is left out: it only explains misses.
+        """
+        for _ in range(NOTE_TRIES):
+            answer = self.client.upsert(self._fingerprints, json.dumps({**self.notes(), name: text}).encode())
+            if answer == NO_SPACE:
+                raise Full("no segment of the store has room")
+            if answer not in (0, NOT_OURS):
+                raise MooncakeFailed(f"error {answer}")
+            if self.notes().get(name) == text:
+                return
+            time.sleep(NOTE_PAUSE)
 
     def notes(self) -> dict[str, str]:
         content = self.client.get(self._fingerprints)
         try:
             found = json.loads(content) if content else {}
-        except ValueError:
+        except (ValueError, RecursionError):
             return {}
         return {str(name): str(text) for name, text in found.items()} if isinstance(found, dict) else {}
 
@@ -174,7 +187,9 @@ def open_mooncake(
         ) from error
     address, _, port = master.rpartition(":")
     try:
-        socket.create_connection((address, int(port)), CONNECT).close()  # the client would try for a minute and more
+        socket.create_connection(
+            (address.strip("[]"), int(port)), CONNECT
+        ).close()  # the client would try for a minute and more
     except (OSError, ValueError) as error:
         raise StorageError(f"mooncake://{master}: the master cannot be reached: {error}") from error
     client = MooncakeDistributedStore()

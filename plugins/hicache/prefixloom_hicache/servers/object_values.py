@@ -21,6 +21,8 @@ from .server_store import ServerStore, shown
 from .write_memory import WriteMemory
 
 LARGEST = 4 << 30
+LONGEST_NOTE = 1 << 16
+"""Bytes of a note that are read."""
 NOTHING_THERE = "416 Range Not Satisfiable"
 """What the client says of a read from an object of no bytes."""
 OPTIONS: Mapping[str, UrlOption] = {
@@ -95,12 +97,13 @@ class ObjectValues:
         self.client.put(self.bucket, f"{self._notes}/{name}", text.encode(), use_multipart=False)
 
     def notes(self) -> dict[str, str]:
-        found = {}
-        for lot in self.client.list(self.bucket, self._notes):
-            for each in lot:
-                content = self.client.get_range(self.bucket, each["path"], start=0, length=1 << 16)
-                found[each["path"].rpartition("/")[2]] = bytes(content).decode("utf-8", "replace")
-        return found
+        names = [each["path"] for lot in self.client.list(self.bucket, self._notes) for each in lot]
+        found = zip(names, self.read(names, [LONGEST_NOTE] * len(names)), strict=True)
+        return {  # one may be gone since it was listed
+            name.rpartition("/")[2]: bytes(content).decode("utf-8", "replace")
+            for name, content in found
+            if isinstance(content, memoryview)
+        }
 
     def flush(self) -> bool:
         return True  # an object that was written is on the store's disks

@@ -87,7 +87,10 @@ class RedisValues:
         return [bool(each) for each in pipeline.execute()]
 
     def note(self, name: str, text: str) -> None:
-        self.client.hset(self._notes, name, text)
+        try:
+            self.client.hset(self._notes, name, text)
+        except self._full as error:
+            raise Full(str(error)) from error
 
     def notes(self) -> dict[str, str]:
         found = self.client.hgetall(self._notes)

@@ -49,7 +49,7 @@ class Values(Protocol):
         """Remove values. Return whether there was one of each name."""
 
     def note(self, name: str, text: str) -> None:
-        """Keep a short text under a name, beside the values. There are few of them."""
+        """Keep a short text under a name, beside the values. There are few of them. ``Full``: there is no room."""
 
     def notes(self) -> Mapping[str, str]:
         """Return the texts that were noted, by any client."""
