@@ -99,7 +99,7 @@ def test_a_state_that_an_open_step_kept_from_the_tree_is_published_once_that_fai
     settle(cache)
 
 
-def test_accept_says_what_is_wrong_and_can_be_called_again() -> None:
+def test_accept_says_what_is_wrong_and_takes_one_tensor() -> None:
     cache = cache_of(part("state", Point(), max_rewind=2), max_rewind=2)
     sequence = cache.open(TOKENS[:8])
     run(sequence, 5)
@@ -111,6 +111,8 @@ def test_accept_says_what_is_wrong_and_can_be_called_again() -> None:
             with pytest.raises(InputError, match="an int tensor"):
                 step.accept(kept)
         step.accept(torch.tensor([1]))
+        with pytest.raises(ProtocolError, match="called already"):
+            step.accept(torch.tensor([1]))
     with pytest.raises(ProtocolError, match="into a target step's with block"):
         step.accept(torch.tensor([1]))
     sequence.rewind(2)

@@ -544,6 +544,12 @@ def test_memory_that_a_client_may_still_read_is_not_used_again() -> None:
         assert bytes(kept[:100]) == bytes(100)
 
 
+def test_an_error_is_shown_in_one_line_of_at_most_300_characters() -> None:
+    assert server_store.shown(ValueError("two\n  lines")) == "ValueError: two lines"
+    assert server_store.shown(ValueError()) == "ValueError"
+    assert server_store.shown(ValueError("x" * 400)) == "ValueError: " + "x" * 288
+
+
 @pytest.mark.parametrize(("size", "again"), [(200, True), (201, False)])
 def test_memory_is_kept_up_to_the_size_of_a_call(size: int, again: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(write_memory, "KEPT_BYTES", 200)
