@@ -9,6 +9,7 @@ import pytest
 
 from prefixloom import Buffer, Cache, Component, Manifest, Path, Point, compose
 from prefixloom_events import EventPublisher
+from prefixloom_fleet.deploy.calls import RoutedCall
 from prefixloom_fleet.knowledge import followed
 from prefixloom_fleet.knowledge.followed import FollowedEvents
 from prefixloom_fleet.knowledge.replicas import TrackedReplica, TrackedReplicas
@@ -188,3 +189,16 @@ def test_what_was_sent_is_remembered_up_to_a_bound() -> None:
     sent.add(asked(range(1000, 1160)))
     assert sent.matched(asked(range(96))) == 0
     assert sent.matched(asked(range(1000, 1160))) == 160
+
+
+def test_a_try_that_is_over_counts_at_no_replica_whatever_the_router_says_later() -> None:
+    """Ray looks for another replica when one dies, also for a request that nobody waits for any more."""
+    first, second = TrackedReplica("first"), TrackedReplica("second")
+    call = RoutedCall(asked(range(100)))
+    call.goes_to(first)
+    assert (first.under_way, second.under_way) == (1, 0)
+    call.goes_to(second)
+    assert (first.under_way, second.under_way) == (0, 1)
+    call.end(None)
+    call.goes_to(first)
+    assert (first.under_way, second.under_way) == (0, 0)

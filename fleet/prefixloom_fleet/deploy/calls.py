@@ -7,6 +7,7 @@ to the replica. What comes back is one ``ResponseHead``, then bytes, and at the 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Sequence
 from contextvars import ContextVar
 from typing import Any
@@ -62,22 +63,30 @@ class RoutedCall:
         self.order: list[str] = []
         """The replicas in the policy's order, which is asked once, however often Ray looks."""
         self._sent: SentRequest | None = None
+        self._over = False
+        self._lock = threading.Lock()  # Ray runs the router in a loop of its own
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(None), ()
 
     def goes_to(self, replica: TrackedReplica) -> None:
-        """The router sends it to ``replica``, or expects to."""
-        if replica is not self.replica:
-            self.end(None)
-            self.replica, self._sent = replica, replica.begin(self.request)
+        """The router sends it to ``replica``, or expects to. Where the try is over, the router says it in vain."""
+        with self._lock:
+            if not self._over and replica is not self.replica:
+                self._leave(None)
+                self.replica, self._sent = replica, replica.begin(self.request)
 
     def first_byte(self) -> None:
         if self.replica is not None and self._sent is not None:
             self.replica.first_byte(self._sent)
 
     def end(self, hit: int | None) -> None:
-        """It is over. A second call does nothing."""
+        """It is over, and counts at no replica any more. A second call does nothing."""
+        with self._lock:
+            self._over = True
+            self._leave(hit)
+
+    def _leave(self, hit: int | None) -> None:
         if self.replica is not None and self._sent is not None:
             self.replica.end(self._sent, hit)
         self._sent = None
