@@ -65,6 +65,7 @@ class Traffic:
     async def run(self) -> None:
         limits = httpx.Limits(max_connections=None)
         async with httpx.AsyncClient(base_url=self.fleet.root, timeout=120, trust_env=False, limits=limits) as http:
+            await self.replicas(http)  # before any request, so that the front asks a replica of its own accord
             self.last = time.monotonic()
             killing = asyncio.create_task(self.kills(http))
             await asyncio.gather(*(self.client(http, number) for number in range(CLIENTS)))

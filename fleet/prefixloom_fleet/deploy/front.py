@@ -260,7 +260,9 @@ class Front:
     async def _replicas_known(self) -> Sequence[TrackedReplica]:
         """What the router knows. It is asked for something, if it never was."""
         if self._known is None:
-            await self._one(RoutingRequest((), 0), HttpCall("GET", "/health", b"", [], b""))
+            answer = await self._one(RoutingRequest((), 0), HttpCall("GET", "/health", b"", [], b""))
+            if isinstance(answer, HandedOn):
+                await answer.leave()
         return [] if self._known is None else self._known.all()
 
     # ------------------------------------------------------------ counting
@@ -329,7 +331,11 @@ class HandedOn(StreamingResponse):
         try:
             await super().__call__(scope, receive, send)
         finally:
-            await self._attempt.close()
+            await self.leave()
+
+    async def leave(self) -> None:
+        """Nobody wants the rest of it."""
+        await self._attempt.close()
 
 
 async def whole_response(head: ResponseHead, first: list[bytes], attempt: Attempt) -> Response:
