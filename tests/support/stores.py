@@ -84,7 +84,8 @@ def stocked(
 ) -> Any:
     """A store that has ``tokens``, and forgets the process that wrote it."""
     store = kind(capacity=1 << 24)
-    cache, _ = composed(*components, store=store, **options)
+    cache, tier = composed(*components, store=store, **options)
+    tier.fetch_at_least = 1 << 30  # it writes alone: a late look would read what was stored meanwhile, for nobody
     serve(cache, tokens)
     idle(cache)
     return store
