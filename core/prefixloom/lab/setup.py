@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 
@@ -24,6 +24,7 @@ from .traces.reading import RequestFile
 from .traces.synthetic import SyntheticTrace
 
 Trace = RequestFile | SyntheticTrace
+Outcome = TypeVar("Outcome")
 
 
 @attrs.frozen
@@ -125,23 +126,34 @@ def replay_all(
 
     ``told`` is called with the number of each setup and its outcome when it is done.
     """
-    outcomes: dict[int, ReplayOutcome] = {}
+    return outcomes_of(Setup.replay, [(setup, trace) for setup in setups], jobs=jobs, told=told)
 
-    def done(number: int, outcome: ReplayOutcome) -> None:
+
+def outcomes_of(
+    work: Callable[..., Outcome], asked: Sequence[tuple[Any, ...]], *, jobs: int,
+    told: Callable[[int, Outcome], None] | None,
+) -> list[Outcome]:  # fmt: skip
+    """What ``work`` returns for the arguments of each, in their order, in ``jobs`` processes.
+
+    ``told`` is called with the number of each and its outcome when it is done. What it raises ends all.
+    """
+    outcomes: dict[int, Outcome] = {}
+
+    def done(number: int, outcome: Outcome) -> None:
         outcomes[number] = outcome
         if told is not None:
             told(number, outcome)
 
-    if jobs <= 1 or len(setups) <= 1:
-        for number, setup in enumerate(setups):
-            done(number, setup.replay(trace))
+    if jobs <= 1 or len(asked) <= 1:
+        for number, arguments in enumerate(asked):
+            done(number, work(*arguments))
     else:
-        with ProcessPoolExecutor(min(jobs, len(setups)), mp_context=get_context("spawn")) as pool:
-            asked = {pool.submit(setup.replay, trace): number for number, setup in enumerate(setups)}
+        with ProcessPoolExecutor(min(jobs, len(asked)), mp_context=get_context("spawn")) as pool:
+            running = {pool.submit(work, *arguments): number for number, arguments in enumerate(asked)}
             try:
-                for each in as_completed(asked):
-                    done(asked[each], each.result())
+                for each in as_completed(running):
+                    done(running[each], each.result())
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
-    return [outcomes[number] for number in range(len(setups))]
+    return [outcomes[number] for number in range(len(asked))]

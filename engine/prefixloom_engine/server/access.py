@@ -69,18 +69,23 @@ class Access:
         return tenant
 
 
-def read_keys(path: Path) -> Access:
-    """Read a file of keys: a table for each tenant, with its ``key``, and perhaps ``namespace`` and ``admin``."""
-    where = f"the file of keys {str(path)!r}"
+def read_toml(path: Path, where: str) -> dict[str, Any]:
+    """The tables of a file. ``where``: what an ``InputError`` calls it."""
     toml: Any = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     try:
-        tables = toml.loads(path.read_text(encoding="utf-8"))
+        tables: dict[str, Any] = toml.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"{where} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise InputError(f"{where} is no TOML: {error}") from error
+    return tables
+
+
+def read_keys(path: Path) -> Access:
+    """Read a file of keys: a table for each tenant, with its ``key``, and perhaps ``namespace`` and ``admin``."""
+    where = f"the file of keys {str(path)!r}"
     found: dict[str, Tenant] = {}
-    for name, table in tables.items():
+    for name, table in read_toml(path, where).items():
         tenant, key = _tenant(where, name, table)
         if key in found:
             raise InputError(f"{where} gives {name!r} and {found[key].name!r} the same key")

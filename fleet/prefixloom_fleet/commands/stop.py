@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-import attrs
-
 from ..deploy.config import read_fleet
 
 
@@ -19,13 +17,7 @@ def run(args: argparse.Namespace) -> int:
     config = read_fleet(Path(args.file))
     from ..deploy import application
 
-    joined = attrs.evolve(config, address=args.address or config.address or "auto")
-    application.start_ray(joined)
-    try:
-        if not application.is_running(config):
-            raise application.NotRunning(f"no fleet {config.name!r} runs there")
+    with application.joined(config, args.address):
         application.stop(config)
         print(f"the fleet {config.name!r} has ended")
-        return 0
-    finally:
-        application.end_ray(joined)
+    return 0

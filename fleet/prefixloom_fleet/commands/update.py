@@ -6,8 +6,6 @@ import argparse
 import time
 from pathlib import Path
 
-import attrs
-
 from ..deploy.config import read_fleet
 
 
@@ -20,16 +18,8 @@ def run(args: argparse.Namespace) -> int:
     config = read_fleet(Path(args.file))
     from ..deploy import application
 
-    joined = attrs.evolve(config, address=args.address or config.address or "auto")
-    application.start_ray(joined)
-    try:
-        if not application.is_running(config):
-            raise application.NotRunning(
-                f"no fleet {config.name!r} runs there: start it with `prefixloom fleet deploy`"
-            )
+    with application.joined(config, args.address):
         began = time.monotonic()
         url = application.deploy(config, revision=f"{time.time():.0f}")
         print(f"all replicas at {url} were replaced, in {time.monotonic() - began:.0f} s")
-        return 0
-    finally:
-        application.end_ray(joined)
+    return 0

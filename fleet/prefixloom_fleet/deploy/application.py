@@ -10,8 +10,11 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import attrs
 
 from prefixloom import CompositionError, PrefixloomError
 
@@ -128,6 +131,22 @@ def why(config: FleetConfig) -> str:
 
 class NotRunning(PrefixloomError):
     """There is no such fleet in the cluster."""
+
+
+@contextlib.contextmanager
+def joined(config: FleetConfig, address: str) -> Iterator[None]:
+    """Join the cluster in which the fleet runs: at ``address``, at the one of its file, or the one of this machine.
+
+    ``NotRunning``: it does not run there.
+    """
+    there = attrs.evolve(config, address=address or config.address or "auto")
+    start_ray(there)
+    try:
+        if not is_running(config):
+            raise NotRunning(f"no fleet {config.name!r} runs there: start it with `prefixloom fleet deploy`")
+        yield
+    finally:
+        end_ray(there)
 
 
 def cluster_address() -> str:

@@ -7,8 +7,6 @@ Names and values that are not known are refused with a sentence. The table ``[se
 from __future__ import annotations
 
 import argparse
-import importlib
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from typing import Any
 import attrs
 
 from prefixloom import InputError, PrefixloomError
+from prefixloom_engine.server.access import read_toml
 from prefixloom_engine.server.command import ServeSettings, add_arguments, settings_of
 
 from ..routing import POLICIES
@@ -118,13 +117,7 @@ WORDS = {str: "a text", int: "a whole number", bool: "true or false", list: "a l
 def read_fleet(path: Path) -> FleetConfig:
     """Read a file. ``InputError``: it cannot be read, or something in it is wrong."""
     where = f"the fleet's file {str(path)!r}"
-    toml: Any = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
-    try:
-        tables = toml.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"{where} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise InputError(f"{where} is no TOML: {error}") from error
+    tables = read_toml(path, where)
     try:
         return fleet_of(tables, path.parent)
     except InputError as error:

@@ -13,14 +13,13 @@ import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from multiprocessing import get_context
 
 import attrs
 
 from prefixloom import Cache, InputError, ProtocolError
 from prefixloom.lab import LabRequest, SeenPrefixes, Setup
 from prefixloom.lab.replay import Active
+from prefixloom.lab.setup import outcomes_of
 
 from ..routing import RoutingPolicy, RoutingRequest, find_policy
 from .fleet_outcome import FleetOutcome, ReplicaFigures, rounded_wait
@@ -353,25 +352,11 @@ def simulate_all(
 
     ``told`` is called with the number of each fleet and its outcome when it is done. An interrupt ends all.
     """
-    outcomes: dict[int, FleetOutcome] = {}
 
     def done(number: int, outcome: FleetOutcome) -> None:
-        outcomes[number] = outcome
         if told is not None:
             told(number, outcome)
+        if not outcome.complete:
+            raise KeyboardInterrupt
 
-    if jobs <= 1 or len(setups) <= 1:
-        for number, (setup, trace) in enumerate(setups):
-            done(number, simulate(setup, trace))
-            if not outcomes[number].complete:
-                raise KeyboardInterrupt
-    else:
-        with ProcessPoolExecutor(min(jobs, len(setups)), mp_context=get_context("spawn")) as pool:
-            asked = {pool.submit(simulate, setup, trace): number for number, (setup, trace) in enumerate(setups)}
-            try:
-                for each in as_completed(asked):
-                    done(asked[each], each.result())
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
-    return [outcomes[number] for number in range(len(setups))]
+    return outcomes_of(simulate, setups, jobs=jobs, told=done)
