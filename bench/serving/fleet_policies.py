@@ -1,0 +1,254 @@
+"""Routing policies on a real fleet, beside the simulation of the same fleet on the same requests.
+
+``python -m bench.serving.fleet_policies TRACE [--limit 1000] [--block 16] [--speed 2] [--memory 32MiB]``
+
+A trace's prompts are too long for replicas on a CPU. So each block of the trace becomes ``--block`` bytes, which are
+tokens of the built-in model; an answer has ``--answer`` tokens, and time goes ``--speed`` times as fast. Requests are
+sent when they arrive, whatever is still unanswered. Each number of replicas and each policy has a fleet of its own.
+
+Before the requests, other prompts measure how fast the replicas compute and decode while all of them do, and the caches
+are flushed. These are the speeds of the simulation, whose replicas have the same model, pools and steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+import attrs
+import httpx
+
+from prefixloom.compose.sizing import Traffic
+from prefixloom.lab import Service, Setup, read_trace
+from prefixloom_engine.threeway import ThreeWay
+from prefixloom_engine.threeway.text import END, text_sizes
+from prefixloom_fleet.routing import POLICIES
+from prefixloom_fleet.simulation import FleetOutcome, FleetSetup, RepeatedTrace, simulate
+
+PAGE, RUNNING, QUEUE, CHUNK = 16, 4, 64, 256
+READY_SECONDS = 240.0
+KEY = "only-for-this-fleet"
+HEARD_SECONDS = 0.1
+"""Until the simulated router hears what a replica has cached."""
+MEASURED, TIMES, DECODED = 1024, 4, 32
+"""Tokens of the prompts that measure the speed, how many each replica gets, and the tokens of their answers."""
+
+
+@attrs.frozen
+class Asked:
+    """A request. ``at``: seconds from the beginning. ``prompt``: its tokens. ``session``: its conversation, or ""."""
+
+    at: float
+    prompt: list[int]
+    session: str = ""
+
+
+@attrs.frozen
+class Answered:
+    """``first``: seconds until the first token. ``computed``: tokens of the prompt that did not hit."""
+
+    first: float
+    computed: int
+
+
+@attrs.frozen
+class RealOutcome:
+    """One run of a real fleet. ``failed``: requests without an answer, by what was told."""
+
+    answered: list[Answered]
+    failed: Counter[str]
+    service: Service
+
+    @property
+    def computed(self) -> int:
+        return sum(each.computed for each in self.answered)
+
+    def first_token(self, part: float) -> float:
+        return sorted(each.first for each in self.answered)[int(part * (len(self.answered) - 1))]
+
+
+def shrunk(path: Path, limit: int, block: int, speed: float) -> list[Asked]:
+    """The first requests of a trace of blocks, each block as so many bytes that only its id decides."""
+    asked = []
+    for request in read_trace(path, limit=limit):
+        ids = getattr(request.prompt, "ids", None)
+        if ids is None:
+            raise SystemExit(f"{path}: this wants a trace of blocks")
+        prompt = [token for each in ids for token in random.Random(each).choices(range(END), k=block)]
+        asked.append(Asked(request.at / speed, prompt, request.session))
+    return asked
+
+
+# ---------------------------------------------------------------- a real fleet
+
+
+async def answer(
+    http: httpx.AsyncClient, prompt: list[int], count: int, failed: Counter[str], session: str = ""
+) -> Answered | None:
+    """Ask until a replica has room. None: there is no answer, and ``failed`` says why."""
+    body = {
+        "prompt": prompt, "max_tokens": count, "temperature": 0, "ignore_eos": True, "stream": True,
+        "stream_options": {"include_usage": True},
+    }  # fmt: skip
+    headers = {"x-session-id": session} if session else {}
+    began, first, cached = time.monotonic(), 0.0, None
+    while True:
+        try:
+            async with http.stream("POST", "/v1/completions", json=body, headers=headers) as got:
+                if got.status_code == 429:
+                    await asyncio.sleep(float(got.headers["retry-after"]))
+                    continue
+                if got.status_code != 200:
+                    failed[f"status {got.status_code}"] += 1
+                    return None
+                async for line in got.aiter_lines():
+                    if not line.startswith("data: {"):
+                        continue
+                    event = json.loads(line[6:])
+                    if "error" in event:
+                        failed[event["error"]["message"]] += 1
+                        return None
+                    first = first or time.monotonic()
+                    if event.get("usage"):
+                        cached = event["usage"]["prompt_tokens_details"]["cached_tokens"]
+        except httpx.HTTPError as error:
+            failed[type(error).__name__] += 1
+            return None
+        if cached is None:
+            failed["no usage"] += 1
+            return None
+        return Answered(first - began, len(prompt) - cached)
+
+
+async def speeds(http: httpx.AsyncClient, replicas: int) -> Service:
+    """How fast replicas compute prompts and decode while all of them do, by the median of several."""
+    prefills, decodes = [], []
+    for number in range(TIMES):
+        own = [random.Random(f"{number} {each}").choices(range(END), k=MEASURED) for each in range(replicas)]
+        began = time.monotonic()
+        found = await asyncio.gather(*(answer(http, each, DECODED, Counter()) for each in own))
+        seconds = time.monotonic() - began
+        firsts = [each.first for each in found if each is not None]
+        prefills += [MEASURED / first for first in firsts]
+        decodes.append((DECODED - 1) / (seconds - statistics.mean(firsts)))
+    return Service(statistics.median(prefills), statistics.median(decodes), RUNNING, CHUNK)
+
+
+async def served(root: str, asked: list[Asked], replicas: int, count: int) -> RealOutcome:
+    limits = httpx.Limits(max_connections=None)
+    failed: Counter[str] = Counter()
+    key = {"authorization": f"Bearer {KEY}"}
+    async with httpx.AsyncClient(base_url=root, timeout=600, trust_env=False, limits=limits, headers=key) as http:
+        await ready(http, replicas)
+        service = await speeds(http, replicas)
+        (await http.post("/cache/flush")).raise_for_status()
+        await asyncio.sleep(2)  # until routers have heard of it
+        began = time.monotonic()
+
+        async def one(request: Asked) -> Answered | None:
+            await asyncio.sleep(began + request.at - time.monotonic())
+            return await answer(http, request.prompt, count, failed, request.session)
+
+        found = await asyncio.gather(*map(one, asked))
+    return RealOutcome([each for each in found if each is not None], failed, service)
+
+
+async def ready(http: httpx.AsyncClient, replicas: int) -> None:
+    until = time.monotonic() + READY_SECONDS
+    while time.monotonic() < until:
+        told = (await http.get("/fleet")).json()["replicas"]
+        if len([each for each in told if each.get("pid") and each["events"] == "followed"]) == replicas:
+            return
+        await asyncio.sleep(0.5)
+    raise SystemExit(f"{replicas} replicas were not ready after {READY_SECONDS:g} s")
+
+
+def real_outcome(asked: list[Asked], policy: str, replicas: int, memory: str, count: int) -> RealOutcome:
+    """Start a fleet, serve the requests, and end it."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "fleet.toml"
+        (path.parent / "keys.toml").write_text(f'[bench]\nkey = "{KEY}"\nadmin = true\n')
+        path.write_text(
+            f'[fleet]\nreplicas = {replicas}\n[front]\nport = {port}\n[routing]\npolicy = "{policy}"\n'
+            f'[server]\nmemory = "{memory}"\nmax-running = {RUNNING}\nmax-queue = {QUEUE}\nchunk = {CHUNK}\n'
+            f'page-size = {PAGE}\nthreads = 1\nkeys = "keys.toml"\n'
+        )
+        command = [sys.executable, "-m", "prefixloom", "fleet", "deploy", str(path)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        try:
+            assert process.stdout is not None
+            if "serves a fleet" not in process.stdout.readline():
+                raise SystemExit(f"the fleet did not start: {' '.join(command)}")
+            return asyncio.run(served(f"http://127.0.0.1:{port}", asked, replicas, count))
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(120)
+
+
+# ---------------------------------------------------------------- the same, simulated
+
+
+def simulated_outcome(trace: Path, policy: str, replicas: int, memory: str, service: Service) -> FleetOutcome:
+    setup = Setup(
+        ThreeWay(text_sizes()).config, page_size=PAGE, memory=memory, traffic=Traffic(running=RUNNING, chunk=CHUNK),
+        policy="priority", service=service, closely=1 << 30,
+    )  # fmt: skip
+    return simulate(FleetSetup(setup, replicas, policy, late=HEARD_SECONDS), RepeatedTrace(read_trace(trace)))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("trace", type=Path)
+    parser.add_argument("--limit", type=int, default=1000)
+    parser.add_argument("--block", type=int, default=16, help="tokens that a block of the trace becomes")
+    parser.add_argument("--speed", type=float, default=2.0)
+    parser.add_argument("--answer", type=int, default=4, help="tokens of an answer")
+    parser.add_argument("--memory", default="32MiB", help="of the pools of one replica")
+    parser.add_argument("--replicas", default="2,4")
+    parser.add_argument("--policies", default=",".join(POLICIES))
+    args = parser.parse_args()
+    asked = shrunk(args.trace, args.limit, args.block, args.speed)
+    tokens = sum(len(each.prompt) for each in asked)
+    print(f"{len(asked)} requests in {asked[-1].at:.0f} s, {tokens:,} tokens of prompts; {args.memory} a replica")
+    print(
+        f"{'policy':14} {'replicas':>8} {'x ideal':>8} {'simulated':>9} {'apart':>7} {'p90 s':>7} {'simulated':>9} "
+        f"{'failed':>6}  tokens a second"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder) / args.trace.name.removesuffix(".gz")
+        with trace.open("w") as lines:
+            for each in asked:
+                told = {"tokens": each.prompt, "at": each.at, "output": args.answer, "session": each.session}
+                lines.write(json.dumps(told) + "\n")
+        for replicas in map(int, args.replicas.split(",")):
+            for policy in args.policies.split(","):
+                real = real_outcome(asked, policy, replicas, args.memory, args.answer)
+                paper = simulated_outcome(trace, policy, replicas, args.memory, real.service)
+                apart = paper.computed / real.computed - 1
+                print(
+                    f"{policy:14} {replicas:8} {real.computed / paper.ideal:8.3f} {paper.multiple:9.3f} {apart:+7.1%} "
+                    f"{real.first_token(0.9):7.3f} {paper.first_token(0.9):9.3f} {sum(real.failed.values()):6}  "
+                    f"{real.service.prefill:.0f}, {real.service.decode:.0f} decoded",
+                    flush=True,
+                )
+                for what, times in real.failed.items():
+                    print(f"  {times} times: {what}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
