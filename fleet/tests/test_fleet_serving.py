@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import signal
 import subprocess
@@ -17,7 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.fleets import OneServer, RunningFleet, running_fleet
+from tests.support.fleets import SERVER, OneServer, RunningFleet, free_port, running_fleet
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="the extra 'ray' is not installed"),
@@ -221,3 +222,53 @@ def test_a_fleet_without_events_answers_as_well(tmp_path: Path, one_server: OneS
         assert said(first) == one_server(prompt)
         assert told_by(second) == told_by(first) and cached(second) >= 800, "what was sent there counts"
         assert {each["events"] for each in fleet.replicas().values()} == {"it publishes no events"}
+
+
+def test_the_number_of_replicas_follows_the_load(tmp_path: Path, one_server: OneServer) -> None:
+    tables: dict[str, Any] = {"fleet": {"replicas": [1, 2]}, "server": {**SERVER, "max-running": 2, "max-queue": 8}}
+    with running_fleet(tmp_path, **tables) as fleet:
+        (first,) = fleet.wait(1)
+        ending = threading.Event()
+        answers: list[tuple[str, httpx.Response]] = []
+
+        def client(number: int) -> None:
+            for turn in itertools.count():
+                if ending.is_set():
+                    return
+                prompt = text(f"load {number} {turn}", 100)
+                answers.append((prompt, fleet.ask(prompt, max_tokens=40)))
+
+        with ThreadPoolExecutor(6) as clients:
+            running = [clients.submit(client, number) for number in range(6)]
+            try:
+                both = fleet.wait(2, seconds=120)
+                until = time.monotonic() + 60
+                while len({told_by(answer) for _, answer in answers}) < 2:
+                    assert time.monotonic() < until, "the second replica answers nobody"
+                    time.sleep(0.2)
+            finally:
+                ending.set()
+            for each in running:
+                each.result()
+        assert first in both
+        for prompt, answer in answers[:: max(len(answers) // 20, 1)]:
+            assert said(answer) == one_server(prompt, 40)
+        until = time.monotonic() + 150
+        while len(fleet.replicas()) > 1:
+            assert time.monotonic() < until, "without load there are still two replicas"
+            time.sleep(1)
+        assert said(fleet.ask(text("after", 60))) == one_server(text("after", 60))
+
+
+def test_two_fronts_know_what_replicas_have(tmp_path: Path, one_server: OneServer) -> None:
+    """Each front hears the events of all replicas, so whichever one sends a second turn, it hits."""
+    tables: dict[str, Any] = {"fleet": {"replicas": 2}, "front": {"count": 2, "port": free_port()}}
+    with running_fleet(tmp_path, **tables) as fleet:
+        fleet.wait(2)
+        for number in range(6):
+            prompt = text(f"fronts {number}", 900)
+            first = fleet.ask(prompt)
+            time.sleep(1)
+            second = fleet.ask(prompt + said(first) + " and so on, and on")
+            assert said(first) == one_server(prompt)
+            assert told_by(second) == told_by(first) and cached(second) >= 800

@@ -236,6 +236,20 @@ def test_a_replica_that_lies_gets_what_it_should_not_and_answers_it(model: str) 
     assert shares[1][2] > 60 > shares[0][2]
 
 
+@pytest.mark.parametrize("routing", ["prefix", "resumable"])
+def test_a_replica_whose_lies_do_not_hit_is_not_believed_for_a_minute(routing: str, model: str) -> None:
+    """One prompt a second, of which no two are alike: the liar gets 24, and then each replica its part for a minute."""
+    requests = [
+        LabRequest(float(number), BlockPrompt(range(40 * number, 40 * number + 40), PAGE, 640), 1)
+        for number in range(100)
+    ]
+    lying = FleetSetup(setup(model), 4, routing, lies=(2,))
+    shares = [
+        Fleet(lying, "all different").run(requests[:count]).replicas[2].outcome.requests for count in (24, 84, 100)
+    ]
+    assert shares == [24, 24 + 60 // 4, 24 + 60 // 4 + 16]
+
+
 # ---------------------------------------------------------------- the store
 
 

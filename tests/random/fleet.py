@@ -5,7 +5,8 @@ every ``--every`` requests a replica is killed (SIGKILL). Answers at temperature
 In the end no request runs, and no process is left.
 
 ``python -m tests.random.fleet [--requests 10000] [--every 500] [--policy resumable] [--replicas 2]``: about 20 minutes
-on two cores. ``--every 0`` kills nothing: then the figures compare routing policies.
+on two cores. ``--every 0`` kills nothing. With ``--store`` all replicas share a Redis server, and a replica
+may be killed in the midst of a write or a read there.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ import attrs
 import httpx
 
 from tests.support.fleets import SERVER, OneServer, RunningFleet, running_fleet
+from tests.support.store_servers import redis_server
 
 CLIENTS = 8
 SYSTEMS, SYSTEM = 3, 320
@@ -207,20 +210,26 @@ class Traffic:
         return text
 
 
-def run(requests: int, every: int, checked: int, policy: str, replicas: int, seed: int) -> list[str]:
+def run(args: argparse.Namespace) -> list[str]:
     """What was wrong."""
-    with tempfile.TemporaryDirectory() as folder:
+    with ExitStack() as ending:
+        folder = ending.enter_context(tempfile.TemporaryDirectory())
+        server: dict[str, Any] = {**SERVER, "max-queue": 8}
+        if args.store:
+            redis = redis_server("--maxmemory", "256mb", "--maxmemory-policy", "allkeys-lru")
+            ending.callback(redis.kill)
+            server |= {"host-memory": "32MiB", "store": f"redis://127.0.0.1:{redis.port}/0"}
         tables: dict[str, Any] = {
-            "fleet": {"replicas": replicas}, "routing": {"policy": policy}, "server": {**SERVER, "max-queue": 8},
+            "fleet": {"replicas": args.replicas}, "routing": {"policy": args.policy}, "server": server,
         }  # fmt: skip
         with running_fleet(Path(folder), **tables) as fleet:
-            fleet.wait(replicas)
-            traffic = Traffic(fleet, requests, every, random.Random(seed))
+            fleet.wait(args.replicas)
+            traffic = Traffic(fleet, args.requests, args.every, random.Random(args.seed))
             began = time.monotonic()
             asyncio.run(traffic.run())
             took = time.monotonic() - began
-        compared = traffic.check(checked)
-        print(f"{policy}, {replicas} replicas, {took:.0f} s: {traffic.figures()}")
+        compared = traffic.check(args.checked)
+        print(f"{args.policy}, {args.replicas} replicas, {took:.0f} s: {traffic.figures()}")
         print(f"{len(traffic.wrong)} wrong; {compared} answers were compared; no process is left", flush=True)
         return traffic.wrong
 
@@ -233,8 +242,8 @@ def main() -> int:
     parser.add_argument("--policy", default="resumable")
     parser.add_argument("--replicas", type=int, default=2)
     parser.add_argument("--seed", type=int, default=1)
-    args = parser.parse_args()
-    wrong = run(args.requests, args.every, args.checked, args.policy, args.replicas, args.seed)
+    parser.add_argument("--store", action="store_true", help="all replicas share a store on a Redis server")
+    wrong = run(parser.parse_args())
     for each in wrong[:5]:
         print(f"wrong: {each}")
     return 1 if wrong else 0

@@ -16,11 +16,11 @@ import threading
 import time
 from collections.abc import Sequence
 
-import attrs
-
 from prefixloom import PrefixloomError
 from prefixloom_events import EventFollower
 from prefixloom_events.follower import ASK_FOR_ALL
+
+from .promises import Promises
 
 log = logging.getLogger("prefixloom.fleet")
 EVERY_SECONDS = 0.02
@@ -31,38 +31,6 @@ ANSWER_SECONDS = 2.0
 """How long a publisher may take to answer what was missed."""
 LOCK_SECONDS = 0.02
 """How long a router waits while the thread applies events."""
-JUDGED = 24
-"""So many promises are looked at before a replica is called a liar."""
-HONEST = 0.4
-"""The share of the promised tokens that have to hit. Some do not, since they are evicted before the request comes."""
-KEPT = 0.95
-"""What counts of the earlier promises, each time another one is looked at."""
-BAN_SECONDS = 60.0
-"""How long a liar's events are not gone by."""
-
-
-@attrs.define
-class Promises:
-    """What the events promised of the last requests, and what hit: sums that forget."""
-
-    promised: float = 0.0
-    hit: float = 0.0
-    count: int = 0
-    banned_until: float = 0.0
-
-    def settle(self, promised: int, hit: int, now: float) -> bool:
-        """Compare a promise with what hit. True: from now on the replica is called a liar."""
-        if promised <= 0:
-            return False
-        self.promised = KEPT * self.promised + promised
-        self.hit = KEPT * self.hit + min(hit, promised)
-        self.count += 1
-        if self.count < JUDGED or self.hit >= HONEST * self.promised:
-            return False
-        self.promised = self.hit = 0.0
-        self.count = 0
-        self.banned_until = now + BAN_SECONDS
-        return True
 
 
 class FollowedEvents:

@@ -210,8 +210,8 @@ class Fleet:
                 return
         else:
             active = Active(request, number, ideal)
-        there = 0 if self._index is None else self._depths(asked)[1].get(member.known.number, 0)
-        member.known.sent(active.number, request.prompt.count - min(there, request.prompt.count - 1))
+        promised = 0 if self._index is None else member.known.resumable(asked)
+        member.known.sent(active.number, request.prompt.count, promised)
         self._of[active.number] = member
         self._links[active.number] = asked.links
         replica.submit(active, self._now)
@@ -248,7 +248,7 @@ class Fleet:
         self._of[active.number].known.left(active.number, max(0, active.request.prompt.count - active.launched))
 
     def over(self, active: Active, answered: bool) -> None:
-        self._of.pop(active.number).known.over(active.number)
+        self._of.pop(active.number).known.over(active.number, active.hit if answered else None)
         del self._links[active.number]
         if answered:
             self._waits[rounded_wait(active.first - active.request.at)] += 1
@@ -268,7 +268,7 @@ class Fleet:
         again = sum(each.place == place for each in self._all)
         name = f"replica {place}" + (f", joined again ({again})" if again else "")
         lies = place in self._setup.lies
-        known = KnownReplica(name, number, self._depths, lambda: member.free(), lies=lies)
+        known = KnownReplica(name, number, self._depths, lambda: member.free(), lambda: self._now, lies=lies)
         member = Member(known, place, self._now - (self._first or 0.0))
         self._members[place] = member
         self._all.append(member)
