@@ -30,13 +30,13 @@ import attrs
 import httpx
 
 from prefixloom.compose.sizing import Traffic
-from prefixloom.lab import Service, Setup, read_trace
+from prefixloom.lab import BlockPrompt, Service, Setup, read_trace
 from prefixloom_engine.threeway import ThreeWay
 from prefixloom_engine.threeway.text import END, text_sizes
 from prefixloom_fleet.routing import POLICIES
 from prefixloom_fleet.simulation import FleetOutcome, FleetSetup, RepeatedTrace, simulate
 
-PAGE, RUNNING, QUEUE, CHUNK = 16, 4, 64, 256
+PAGE, RUNNING, QUEUE, CHUNK = 16, 4, 64, 64
 READY_SECONDS = 240.0
 KEY = "only-for-this-fleet"
 HEARD_SECONDS = 0.1
@@ -79,12 +79,16 @@ class RealOutcome:
 
 
 def shrunk(path: Path, limit: int, block: int, speed: float) -> list[Asked]:
-    """The first requests of a trace of blocks, each block as so many bytes that only its id decides."""
+    """The first requests of a trace of blocks, each whole block as so many bytes that only its id decides.
+
+    The part of a block at a prompt's end is left out: the next turn goes on from it in the text, and has another id.
+    """
     asked = []
     for request in read_trace(path, limit=limit):
-        ids = getattr(request.prompt, "ids", None)
-        if ids is None:
+        whole = request.prompt
+        if not isinstance(whole, BlockPrompt):
             raise SystemExit(f"{path}: this wants a trace of blocks")
+        ids = whole.ids[: max(whole.count // whole.size, 1)]
         prompt = [token for each in ids for token in random.Random(each).choices(range(END), k=block)]
         asked.append(Asked(request.at / speed, prompt, request.session))
     return asked
@@ -174,7 +178,7 @@ async def ready(http: httpx.AsyncClient, replicas: int) -> None:
     raise SystemExit(f"{replicas} replicas were not ready after {READY_SECONDS:g} s")
 
 
-def real_outcome(asked: list[Asked], policy: str, replicas: int, memory: str, count: int) -> RealOutcome:
+def real_outcome(asked: list[Asked], policy: str, replicas: int, memory: str, traffic: Traffic) -> RealOutcome:
     """Start a fleet, serve the requests, and end it."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -186,6 +190,7 @@ def real_outcome(asked: list[Asked], policy: str, replicas: int, memory: str, co
             f'[fleet]\nreplicas = {replicas}\n[front]\nport = {port}\n[routing]\npolicy = "{policy}"\n'
             f'[server]\nmemory = "{memory}"\nmax-running = {RUNNING}\nmax-queue = {QUEUE}\nchunk = {CHUNK}\n'
             f'page-size = {PAGE}\nthreads = 1\nkeys = "keys.toml"\n'
+            f'traffic = "prompt={traffic.prompt},output={traffic.output},shared={traffic.shared}"\n'
         )
         command = [sys.executable, "-m", "prefixloom", "fleet", "deploy", str(path)]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
@@ -193,7 +198,7 @@ def real_outcome(asked: list[Asked], policy: str, replicas: int, memory: str, co
             assert process.stdout is not None
             if "serves a fleet" not in process.stdout.readline():
                 raise SystemExit(f"the fleet did not start: {' '.join(command)}")
-            return asyncio.run(served(f"http://127.0.0.1:{port}", asked, replicas, count))
+            return asyncio.run(served(f"http://127.0.0.1:{port}", asked, replicas, traffic.output))
         finally:
             process.send_signal(signal.SIGTERM)
             process.wait(120)
@@ -202,9 +207,11 @@ def real_outcome(asked: list[Asked], policy: str, replicas: int, memory: str, co
 # ---------------------------------------------------------------- the same, simulated
 
 
-def simulated_outcome(trace: Path, policy: str, replicas: int, memory: str, service: Service) -> FleetOutcome:
+def simulated_outcome(
+    trace: Path, policy: str, replicas: int, memory: str, traffic: Traffic, service: Service
+) -> FleetOutcome:
     setup = Setup(
-        ThreeWay(text_sizes()).config, page_size=PAGE, memory=memory, traffic=Traffic(running=RUNNING, chunk=CHUNK),
+        ThreeWay(text_sizes()).config, page_size=PAGE, memory=memory, traffic=traffic,
         policy="priority", service=service, closely=1 << 30,
     )  # fmt: skip
     return simulate(FleetSetup(setup, replicas, policy, late=HEARD_SECONDS), RepeatedTrace(read_trace(trace)))
@@ -223,6 +230,7 @@ def main() -> int:
     args = parser.parse_args()
     asked = shrunk(args.trace, args.limit, args.block, args.speed)
     tokens = sum(len(each.prompt) for each in asked)
+    traffic = Traffic(RUNNING, tokens // len(asked), args.answer, 0.0, CHUNK)
     print(f"{len(asked)} requests in {asked[-1].at:.0f} s, {tokens:,} tokens of prompts; {args.memory} a replica")
     print(
         f"{'policy':14} {'replicas':>8} {'x ideal':>8} {'simulated':>9} {'apart':>7} {'p90 s':>7} {'simulated':>9} "
@@ -236,8 +244,8 @@ def main() -> int:
                 lines.write(json.dumps(told) + "\n")
         for replicas in map(int, args.replicas.split(",")):
             for policy in args.policies.split(","):
-                real = real_outcome(asked, policy, replicas, args.memory, args.answer)
-                paper = simulated_outcome(trace, policy, replicas, args.memory, real.service)
+                real = real_outcome(asked, policy, replicas, args.memory, traffic)
+                paper = simulated_outcome(trace, policy, replicas, args.memory, traffic, real.service)
                 apart = paper.computed / real.computed - 1
                 print(
                     f"{policy:14} {replicas:8} {real.computed / paper.ideal:8.3f} {paper.multiple:9.3f} {apart:+7.1%} "

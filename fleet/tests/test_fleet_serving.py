@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.fleets import SERVER, OneServer, RunningFleet, free_port, running_fleet
+from tests.support.fleets import SERVER, OneServer, RunningFleet, running_fleet
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="the extra 'ray' is not installed"),
@@ -262,7 +262,7 @@ def test_the_number_of_replicas_follows_the_load(tmp_path: Path, one_server: One
 
 def test_two_fronts_know_what_replicas_have(tmp_path: Path, one_server: OneServer) -> None:
     """Each front hears the events of all replicas, so whichever one sends a second turn, it hits."""
-    tables: dict[str, Any] = {"fleet": {"replicas": 2}, "front": {"count": 2, "port": free_port()}}
+    tables: dict[str, Any] = {"fleet": {"replicas": 2}, "front": {"count": 2}}
     with running_fleet(tmp_path, **tables) as fleet:
         fleet.wait(2)
         for number in range(6):

@@ -119,6 +119,9 @@ def test_a_killed_server_finds_its_prefixes_in_the_store(tmp_path: Path) -> None
         (["--model", "/nowhere"], "is not there"),
         (["--keys", "/nowhere"], "cannot be read"),
         (["--dtype", "float8"], "float8"),
+        (["--traffic", "prompts=4"], "--traffic has prompt, output, shared; got 'prompts'"),
+        (["--traffic", "prompt=many"], "prompt is a number, got 'many'"),
+        (["--traffic", "prompt=0.5"], "prompt must be a whole number of at least 1, got 0.5"),
     ],
 )
 def test_what_cannot_be_served_is_refused_at_once(
@@ -127,6 +130,19 @@ def test_what_cannot_be_served_is_refused_at_once(
     assert main(["serve", *options]) == 2
     said = capsys.readouterr().err
     assert says in said and said.count("\n") == 1
+
+
+def test_memory_is_divided_for_the_requests_that_are_said_to_come() -> None:
+    """For long prompts windows are few. Forty short ones then do not hit again, though there is memory for all."""
+    prompts = [f"{number} asks for something short, and waits for an answer. " * 3 for number in range(40)]
+    hits = {}
+    for traffic in ("", "prompt=160,output=2,shared=0"):
+        with process("--traffic", traffic, "--memory", "32MiB", "--max-running", "4") as (_, client):
+            for _ in range(2):
+                answers = [client.post("/v1/completions", json={"prompt": each, "max_tokens": 2}) for each in prompts]
+            used = [each.json()["usage"]["prompt_tokens_details"]["cached_tokens"] for each in answers]
+            hits[traffic] = sum(map(bool, used))
+    assert hits["prompt=160,output=2,shared=0"] == 40 > 2 * hits[""], hits
 
 
 def test_events_of_a_server_say_what_it_has_cached() -> None:

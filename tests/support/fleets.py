@@ -92,7 +92,7 @@ class RunningFleet:
 def running_fleet(folder: Path, **tables: Mapping[str, Any]) -> Iterator[RunningFleet]:
     """A fleet of this file while the block runs. In the end no process of it is left."""
     port = free_port()
-    tables = {"front": {"port": port}, "server": SERVER, **tables}
+    tables = {"server": SERVER, **tables, "front": {**tables.get("front", {}), "port": port}}
     path = folder / f"fleet-{port}.toml"
     path.write_text(toml_of(tables))
     log = (folder / f"fleet-{port}.log").open("w")

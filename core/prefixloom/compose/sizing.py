@@ -12,7 +12,7 @@ budget allows, so that no single pool is too small. The result has one sentence 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import attrs
 
@@ -20,7 +20,7 @@ from ..contract.manifest import Layout, Manifest
 from ..contract.reach import Path, Reach
 from ..device.codecs import Coder
 from ..device.layouts import slot_bytes
-from ..errors import CompositionError
+from ..errors import CompositionError, InputError
 from ..tree.holdings import TRACKS
 
 TOKENS_PER_STATE = 2048
@@ -75,6 +75,21 @@ class Traffic:
     def common(self) -> int:
         """The tokens that all paths have in common; each path has at least one token of its own."""
         return min(int(self.prompt * self.shared), self.length - 1)
+
+
+def parse_traffic(text: str, names: Collection[str]) -> dict[str, float]:
+    """The numbers of a traffic as a command line has them, such as "prompt=4096,output=512,shared=0.5", by name."""
+    numbers: dict[str, float] = {}
+    for each in filter(None, text.split(",")):
+        name, _, value = each.partition("=")
+        name = name.strip()
+        if name not in names:
+            raise InputError(f"--traffic has {', '.join(names)}; got {name!r}")
+        try:
+            numbers[name] = int(value) if value.strip().isdecimal() else float(value)
+        except ValueError:
+            raise InputError(f"--traffic: {name} is a number, got {value!r}") from None
+    return numbers
 
 
 @attrs.frozen

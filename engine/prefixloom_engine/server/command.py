@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from prefixloom import Cache, CompositionError, InputError, Traffic, compose, make_component, parse_memory
+from prefixloom.compose.sizing import parse_traffic
 
 from ..serving.interrupts import reraise_interrupts
 
@@ -58,6 +59,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     model.add_argument("--threads", metavar="N", help="of torch on a CPU (default: as torch decides)")
     cache = parser.add_argument_group("the cache")
     cache.add_argument("--memory", default="1GiB", metavar="SIZE", help="of the cache on the device (default: 1GiB)")
+    cache.add_argument(
+        "--traffic", metavar="NAME=NUMBER,...", default="",
+        help="typical requests, for which memory is divided, such as prompt=4096,output=512,shared=0.5 (the default)",
+    )  # fmt: skip
     cache.add_argument("--page-size", default="16", metavar="N", help="tokens of a page (default: 16)")
     cache.add_argument("--host-memory", metavar="SIZE", help="of the host, for what the device cannot hold")
     cache.add_argument(
@@ -104,11 +109,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @attrs.frozen
 class ServeSettings:
-    """The options, checked and converted; ``numbers`` and ``sizes`` by name."""
+    """The options, checked: ``numbers`` and ``sizes`` by name, and the ``traffic`` for which memory is divided."""
 
     args: argparse.Namespace
     numbers: dict[str, int]
     sizes: dict[str, int]
+    traffic: Traffic
 
 
 def settings_of(args: argparse.Namespace) -> ServeSettings:
@@ -129,7 +135,9 @@ def settings_of(args: argparse.Namespace) -> ServeSettings:
             sizes[name] = parse_memory(getattr(args, name), "--" + name.replace("_", "-"))
     if args.store is not None and "host_memory" not in sizes:
         raise InputError("--store stands behind the host's memory: give --host-memory as well, such as 8GiB")
-    return ServeSettings(args, numbers, sizes)
+    typical: dict[str, Any] = parse_traffic(args.traffic, ("prompt", "output", "shared"))
+    traffic = Traffic(running=numbers["max_running"], chunk=numbers["chunk"], **typical)
+    return ServeSettings(args, numbers, sizes, traffic)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -192,13 +200,12 @@ def assembled(settings: ServeSettings, failed: Callable[[BaseException], None]) 
     publishers: list[Any] = []
 
     def make() -> Engine:
-        traffic = Traffic(running=numbers["max_running"], chunk=numbers["chunk"])
         cache = compose(
             model.config,
             plugins=[] if tier is None else [tier],
             memory=sizes["memory"],
             page_size=numbers["page_size"],
-            traffic=traffic,
+            traffic=settings.traffic,
             device=args.device,
             policy="priority",
             max_rewind=numbers["speculate"],

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import attrs
 
-from ...compose.sizing import Traffic
-from ...errors import InputError
+from ...compose.sizing import Traffic, parse_traffic
 from ..pages.report import plan_report
 from ..plan import GRIDS, PAGES, SIZES, describe_plan, make_plan
 from ..setup import Trace
@@ -28,8 +27,8 @@ from .arguments import (
 
 __all__ = ["add_arguments", "run"]
 
-FIELDS = {field.name: field.type for field in attrs.fields(Traffic)}
-USERS = {"users": int, "turns": float, "think": float, "requests": int, "seed": int}
+FIELDS = tuple(field.name for field in attrs.fields(Traffic))
+USERS = ("users", "turns", "think", "requests", "seed")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -76,18 +75,8 @@ def run(args: argparse.Namespace) -> int:
 
 def synthetic_trace(text: str, limit: int | None = None) -> SyntheticTrace:
     """Requests of a traffic as a command line has it: "prompt=4096,output=512,shared=0.5,users=200"."""
-    traffic: dict[str, float] = {}
-    users: dict[str, float] = {}
-    for each in filter(None, text.split(",")):
-        name, _, value = each.partition("=")
-        name = name.strip()
-        if name not in FIELDS and name not in USERS:
-            raise InputError(f"--traffic has {', '.join([*FIELDS, *USERS])}; got {name!r}")
-        try:
-            number = float(value) if name in ("shared", "turns", "think") else int(value)
-        except ValueError:
-            raise InputError(f"--traffic: {name} is a number, got {value!r}") from None
-        (traffic if name in FIELDS else users)[name] = number
+    numbers = parse_traffic(text, [*FIELDS, *USERS])
+    users = {name: numbers.pop(name) for name in USERS if name in numbers}
     if limit is not None:
         users["requests"] = limit
-    return SyntheticTrace(Traffic(**traffic), **users)  # type: ignore[arg-type]
+    return SyntheticTrace(Traffic(**numbers), **users)  # type: ignore[arg-type]
