@@ -1,6 +1,7 @@
 """The application: from a checked file to a fleet that runs on Ray Serve, and back.
 
-Ray's usage statistics are off, its dashboard is not started, and a cluster of our own listens on loopback alone.
+Ray's usage statistics are off, its dashboard is not started, and a cluster of our own listens on loopback alone. Its
+processes have the priority of this one, where Ray would let everything else on the machine go first (niceness 15).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 if (Path.home() / ".ray" / "auth_token").exists():  # a local cluster has made it, and wants it of whoever joins
     os.environ.setdefault("RAY_AUTH_MODE", "token")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+os.environ.setdefault("RAY_worker_niceness", "0")
 try:
     import ray
     from ray import serve
