@@ -217,6 +217,14 @@ def simulated_outcome(
     return simulate(FleetSetup(setup, replicas, policy, late=HEARD_SECONDS), RepeatedTrace(read_trace(trace)))
 
 
+def write_tokens(path: Path, asked: list[Asked], answer: int) -> None:
+    """Write requests as a trace of tokens."""
+    with path.open("w") as lines:
+        for each in asked:
+            told = {"tokens": each.prompt, "at": each.at, "output": answer, "session": each.session}
+            lines.write(json.dumps(told) + "\n")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("trace", type=Path)
@@ -238,10 +246,7 @@ def main() -> int:
     )
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / args.trace.name.removesuffix(".gz")
-        with trace.open("w") as lines:
-            for each in asked:
-                told = {"tokens": each.prompt, "at": each.at, "output": args.answer, "session": each.session}
-                lines.write(json.dumps(told) + "\n")
+        write_tokens(trace, asked, args.answer)
         for replicas in map(int, args.replicas.split(",")):
             for policy in args.policies.split(","):
                 real = real_outcome(asked, policy, replicas, args.memory, traffic)

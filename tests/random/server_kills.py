@@ -97,7 +97,7 @@ def kind_of(name: str) -> Kind:
 def run(name: str, kills: int, servers: int, seed: int) -> Counter[str]:
     kind, rng, counts = kind_of(name), random.Random(seed), Counter[str]()
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.random.server_kills"])
+    context.set_forkserver_preload(["prefixloom.testing.laws.storage", "tests.support.store_servers"])
     of_servers = set(rng.sample(range(kills), servers))
     judge = open_store(kind.url)
     try:
