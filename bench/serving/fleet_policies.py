@@ -193,15 +193,15 @@ def real_outcome(asked: list[Asked], policy: str, replicas: int, memory: str, tr
             f'traffic = "prompt={traffic.prompt},output={traffic.output},shared={traffic.shared}"\n'
         )
         command = [sys.executable, "-m", "prefixloom", "fleet", "deploy", str(path)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-        try:
-            assert process.stdout is not None
-            if "serves a fleet" not in process.stdout.readline():
-                raise SystemExit(f"the fleet did not start: {' '.join(command)}")
-            return asyncio.run(served(f"http://127.0.0.1:{port}", asked, replicas, traffic.output))
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.wait(120)
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+            try:
+                assert process.stdout is not None
+                if "serves a fleet" not in process.stdout.readline():
+                    raise SystemExit(f"the fleet did not start: {' '.join(command)}")
+                return asyncio.run(served(f"http://127.0.0.1:{port}", asked, replicas, traffic.output))
+            finally:
+                process.send_signal(signal.SIGTERM)
+                process.wait(120)
 
 
 # ---------------------------------------------------------------- the same, simulated
