@@ -291,8 +291,7 @@ class PrefillPeer:
                 raise InputError("the model's weights or adapters have changed meanwhile")
         except REFUSED_HERE as error:
             return [self._give_up(number, f"what came of it cannot be used ({error})")]
-        if asked.arrival.moved:
-            self._send(FETCHED, number)
+        self._send(FETCHED, number)
         return [SettledPrompt(self._forget(number), handover, asked.arrival.expected.size)]
 
     # ------------------------------------------------------------ what it does not bring

@@ -76,6 +76,8 @@ class DecodePeer:
     ``uninformed``  whether it is to be told which prompts it is owed; so at first, since some may have been forgotten
     ``stuck``     since when it takes nothing; None: it does
     ``offered``   by number: tickets of what it is fetching, and when they end
+    ``unread``    by number: answers that were sent and of which it has not said that they are there, and how long that
+                  is waited for
     """
 
     name: bytes
@@ -86,6 +88,7 @@ class DecodePeer:
     uninformed: bool = True
     stuck: float | None = None
     offered: dict[int, tuple[bytes, float]] = attrs.field(factory=dict)
+    unread: dict[int, float] = attrs.field(factory=dict)
 
     @property
     def owed(self) -> set[int]:
@@ -150,10 +153,10 @@ class PrefillServer(AroundEngine):
 
     @property
     def load(self) -> tuple[int, int]:
-        """How many requests run, and how many wait, those included whose content was not taken yet."""
+        """How many requests run, and how many wait, those included whose content is not there yet."""
         running, waiting = self.engine.load
-        unsent = sum(len(peer.owed) - len(peer.asked) for peer in self._peers.values())
-        return running, waiting + unsent
+        unread = sum(len({*peer.owed, *peer.unread} - peer.asked.keys()) for peer in self._peers.values())
+        return running, waiting + unread
 
     def figures(self) -> list[Figure]:
         """Those of the engine, and what decode processes have asked."""
@@ -244,6 +247,7 @@ class PrefillServer(AroundEngine):
     def _drop(self, peer: DecodePeer, number: int) -> None:
         """A prompt is not wanted any more, or its content has been fetched."""
         peer.refused.pop(number, None)
+        peer.unread.pop(number, None)
         if number in peer.asked:
             self.engine.abort(peer.asked.pop(number).answer)
         if number in peer.offered:
@@ -268,7 +272,9 @@ class PrefillServer(AroundEngine):
             raise PeerGone(f"it has taken nothing for {self._patience:g} s")
         for number in [number for number, (_, ends) in peer.offered.items() if now > ends]:
             self._release(peer, number)
-        if not (peer.owed or peer.refused or peer.uninformed):
+        for number in [number for number, ends in peer.unread.items() if now > ends]:
+            del peer.unread[number]
+        if not (peer.owed or peer.refused or peer.uninformed or peer.unread):
             self._peers.pop(peer.name, None)
 
     def _answer(self, peer: DecodePeer, number: int, asked: OwedPrompt) -> None:
@@ -316,7 +322,8 @@ class PrefillServer(AroundEngine):
         else:
             taken = self._transport.send(peer.name, *peer.outgoing[0])
             if taken:
-                peer.outgoing.popleft()
+                _, number, _ = peer.outgoing.popleft()
+                peer.unread[number] = time.monotonic() + self._patience
         return taken
 
     def _inform_peers(self) -> None:
