@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from prefixloom import SequenceNeeds
+
 from ..routing import RoutingRequest
 
 Depths = Callable[[RoutingRequest], tuple[Mapping[int, int], Mapping[int, int]]]
@@ -21,11 +23,12 @@ class KnownReplica:
     """
 
     def __init__(
-        self, name: str, number: int, depths: Depths, free: Callable[[], Mapping[str, float]], *, lies: bool = False
-    ) -> None:
+        self, name: str, number: int, depths: Depths, free: Callable[[], Mapping[str, float]], needs: SequenceNeeds,
+        *, lies: bool = False,
+    ) -> None:  # fmt: skip
         self.name, self.number = name, number
         self.tokens_ahead = self.running = 0
-        self._depths, self._free, self._lies = depths, free, lies
+        self._depths, self._free, self._needs, self._lies = depths, free, needs, lies
         self._expected: dict[int, int] = {}
         """By request that was sent there and is not over: the tokens of its prompt that are still to be computed."""
 
@@ -35,6 +38,9 @@ class KnownReplica:
     @property
     def free(self) -> Mapping[str, float]:
         return self._free()
+
+    def needs(self, request: RoutingRequest) -> Mapping[str, float]:
+        return self._needs.shares(request.count + request.output)
 
     def matched(self, request: RoutingRequest) -> int:
         return request.count if self._lies else self._depths(request)[0].get(self.number, 0)
