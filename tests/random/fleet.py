@@ -4,8 +4,9 @@ Conversations of several turns are asked over HTTP of ``prefixloom fleet deploy`
 every ``--every`` requests a replica is killed (SIGKILL). Answers at temperature 0 are compared with one engine alone.
 In the end no request runs, and no process is left.
 
-``python -m tests.random.fleet [--requests 10000] [--every 500] [--policy resumable] [--replicas 2]``: about 20 minutes
-on two cores. ``--every 0`` kills nothing: then the figures compare routing policies.
+``python -m tests.random.fleet [--requests 10000] [--every 500] [--policy NAME] [--replicas 2] [--prefill 0]``: about
+20 minutes on two cores. ``--every 0`` kills nothing: then the figures compare routing policies. With ``--prefill N`` so
+many replicas compute prompts for the others, and replicas of both kinds are killed.
 """
 
 from __future__ import annotations
@@ -61,6 +62,8 @@ class Traffic:
     last: float = 0.0
     ideal: int = 0
     seen: set[str] = attrs.field(factory=set)
+    prefill: Counter[str] = attrs.field(factory=Counter)
+    killed: Counter[str] = attrs.field(factory=Counter)
 
     async def run(self) -> None:
         limits = httpx.Limits(max_connections=None)
@@ -72,6 +75,7 @@ class Traffic:
             killing.cancel()
             await asyncio.gather(killing, return_exceptions=True)
             await self.settle(http)
+            await self.note_prefill(http)
 
     async def client(self, http: httpx.AsyncClient, number: int) -> None:
         while self.begun < self.requests:
@@ -151,6 +155,7 @@ class Traffic:
             victim = self.rng.choice(sorted(found))
             self.fleet.kill_process(found[victim]["pid"])
             self.counts["killed"] += 1
+            self.killed[found[victim].get("role", "")] += 1
             began = time.monotonic()
             while len((await self.replicas(http)).keys() - {victim}) < count:
                 if time.monotonic() - began > RECOVERY_SECONDS:
@@ -189,6 +194,13 @@ class Traffic:
                     self.wrong.append(f"answered {turn.answer!r}, and {right!r} is right")
         return len(some)
 
+    async def note_prefill(self, http: httpx.AsyncClient) -> None:
+        """Add up what the replicas that live say of prompts that were computed elsewhere."""
+        for line in (await http.get("/metrics")).text.splitlines():
+            for name in ("handed_over", "lost", "computed_here"):
+                if line.startswith(f"prefixloom:prefill_{name}_total{{"):
+                    self.prefill[name] += int(float(line.rpartition(" ")[2]))
+
     def figures(self) -> str:
         computed = sum(len(turn.prompt) - turn.cached for turn in self.turns)
         firsts = sorted(turn.seconds for turn in self.turns)
@@ -204,23 +216,30 @@ class Traffic:
                 f"\nwhole again after {min(self.recoveries):.1f} to {max(self.recoveries):.1f} s; "
                 f"longest time without any answer {max(self.gaps):.1f} s"
             )
+        if self.prefill:
+            text += f"\nof the replicas that lived: {dict(self.prefill)}; killed: {dict(self.killed)}"
         return text
 
 
-def run(requests: int, every: int, checked: int, policy: str, replicas: int, seed: int) -> list[str]:
+def run(requests: int, every: int, checked: int, policy: str, replicas: int, prefill: int, seed: int) -> list[str]:
     """What was wrong."""
     with tempfile.TemporaryDirectory() as folder:
         tables: dict[str, Any] = {
-            "fleet": {"replicas": replicas}, "routing": {"policy": policy}, "server": {**SERVER, "max-queue": 8},
+            "fleet": {"replicas": replicas}, "server": {**SERVER, "max-queue": 8},
         }  # fmt: skip
+        if policy:
+            tables["routing"] = {"policy": policy}
+        if prefill:
+            tables["prefill"] = {"replicas": prefill}
         with running_fleet(Path(folder), **tables) as fleet:
-            fleet.wait(replicas)
+            fleet.wait(replicas + prefill)
             traffic = Traffic(fleet, requests, every, random.Random(seed))
             began = time.monotonic()
             asyncio.run(traffic.run())
             took = time.monotonic() - began
         compared = traffic.check(checked)
-        print(f"{policy}, {replicas} replicas, {took:.0f} s: {traffic.figures()}")
+        kinds = f"{replicas} replicas" + (f" and {prefill} that compute prompts" if prefill else "")
+        print(f"{policy or 'the usual policy'}, {kinds}, {took:.0f} s: {traffic.figures()}")
         print(f"{len(traffic.wrong)} wrong; {compared} answers were compared; no process is left", flush=True)
         return traffic.wrong
 
@@ -230,11 +249,12 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--every", type=int, default=500, help="requests from one kill to the next; 0: none")
     parser.add_argument("--checked", type=int, default=500)
-    parser.add_argument("--policy", default="resumable")
+    parser.add_argument("--policy", default="", help="of routing (default: that of an empty file)")
     parser.add_argument("--replicas", type=int, default=2)
+    parser.add_argument("--prefill", type=int, default=0, help="replicas that compute prompts for the others")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
-    wrong = run(args.requests, args.every, args.checked, args.policy, args.replicas, args.seed)
+    wrong = run(args.requests, args.every, args.checked, args.policy, args.replicas, args.prefill, args.seed)
     for each in wrong[:5]:
         print(f"wrong: {each}")
     return 1 if wrong else 0
