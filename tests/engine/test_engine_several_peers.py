@@ -11,7 +11,7 @@ import attrs
 import pytest
 
 from prefixloom import InputError
-from prefixloom_engine import Answer, Engine, Request, ThreeWay
+from prefixloom_engine import Answer, Engine, Polled, Request, ThreeWay
 from prefixloom_engine.disaggregation import DecodeEngine, PrefillServer, in_process_pair
 from prefixloom_engine.disaggregation.transport import ASK, DROP, REFUSED, Transport
 from tests.support.engines import CAPACITY, cache_for, mixed, model, nothing_left, plain, prompt
@@ -264,6 +264,18 @@ def test_a_prefill_process_answers_requests_of_its_own_beside_those_of_others() 
         assert (decode.handed_over, server.served, server.load) == (1, 1, (0, 0))
     server.close()
     nothing_left(cache)
+
+
+def test_a_prefill_process_that_has_nothing_to_do_goes_on_telling_its_observers() -> None:
+    """A publisher of events hands on then what it could not before."""
+    told: list[int] = []
+    prefill, _ = in_process_pair()
+    engine = Engine(model(), cache_for(model()), observers=[Polled(lambda: told.append(1))])
+    server = PrefillServer(engine, prefill)
+    for _ in range(4):
+        server.step()
+    assert len(told) >= 3
+    server.close()
 
 
 def test_one_that_retires_sends_what_it_owes_and_refuses_more() -> None:

@@ -174,6 +174,8 @@ class DecodeEngine(AroundEngine):
         """Whether a prefill process is asked now."""
         agreed = [peer for peer in self._peers if peer.state == "agreed"]
         self._tell_alone(not agreed)
+        if not agreed:
+            return False
         prompt.size = content_size(self.engine.cache, prompt.have, len(prompt.request.tokens))
         if prompt.size + self._awaited_bytes() > self._room:
             return False

@@ -183,6 +183,7 @@ class PrefillServer(AroundEngine):
         """Serve once. If there is nothing to do, wait for messages for a moment. True: who listens has never done."""
         self._idle = not self.serve_once(IDLE_SECONDS if self._idle else 0.0)
         if self._idle:
+            self.engine.step()  # which tells its observers that nothing has happened
             self.engine.cache.poll()
         return True
 
