@@ -255,7 +255,9 @@ def test_a_prefill_process_answers_requests_of_its_own_beside_those_of_others() 
     cache = cache_for(model())
     with DecodeEngine(Engine(model(), cache), end) as decode:
         assert greeted(decode, server.step)
-        mine, theirs = server.add(request(1)), decode.add(request(2))
+        mine = server.add(request(1))
+        assert server.serve_once(), "nobody else wants anything, and there is something to do"
+        theirs = decode.add(request(2))
         until = time.monotonic() + 30
         while not (mine.done and theirs.done) and time.monotonic() < until:
             assert server.step()
