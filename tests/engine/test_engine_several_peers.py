@@ -13,7 +13,7 @@ import pytest
 from prefixloom import InputError
 from prefixloom_engine import Answer, Engine, Polled, Request, ThreeWay
 from prefixloom_engine.disaggregation import DecodeEngine, PrefillServer, in_process_pair
-from prefixloom_engine.disaggregation.transport import ASK, DROP, REFUSED, Transport
+from prefixloom_engine.disaggregation.transport import ASK, DROP, REFUSED
 from tests.support.engines import CAPACITY, cache_for, mixed, model, nothing_left, plain, prompt
 from tests.support.transports import Impostor, greeted
 
@@ -311,7 +311,7 @@ def test_any_pairing_of_processes_of_which_some_go_answers_as_one_engine(seed: i
     caches = [cache_for(model(), CAPACITY) for _ in range(2)]
     servers = [PrefillServer(Engine(model(), cache_for(model(), CAPACITY), chunk=64)) for _ in range(3)]
     addresses = [each.address for each in servers]
-    decodes = [DecodeEngine(Engine(model(), cache), list[str | Transport](addresses)) for cache in caches]
+    decodes = [DecodeEngine(Engine(model(), cache), addresses) for cache in caches]
     everybody = [*servers, *decodes]
     until = time.monotonic() + 120
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import get_args
 
 from prefixloom import Figure, InputError, ProtocolError
@@ -54,7 +54,7 @@ class DecodeEngine(AroundEngine):
     def __init__(
         self,
         engine: Engine,
-        over: str | Transport | list[str | Transport],
+        over: str | Transport | Sequence[str | Transport],
         *,
         keys: KeyFile = None,
         mover: Mover | None = None,
@@ -79,7 +79,7 @@ class DecodeEngine(AroundEngine):
         self._streams = OpenStreams()
         self._closed = False
         self.handed_over = self.lost = self.received = self.computed_here = 0
-        self._peers = self._opened(over if isinstance(over, list) else [over])
+        self._peers = self._opened([over] if isinstance(over, str) or not isinstance(over, Sequence) else over)
 
     # ------------------------------------------------------------ prefill processes
     def _opened(self, over: Iterable[str | Transport]) -> list[PrefillPeer]:

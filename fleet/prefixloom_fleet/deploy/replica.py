@@ -81,7 +81,7 @@ class Replica:
 
     async def introduce(self, _: RoutedCall | None) -> str:
         """The name of this replica, for whoever wants to know who is there."""
-        return self._name
+        return str(self._name)
 
     async def answer(self, _: RoutedCall | None, call: HttpCall) -> AsyncIterator[ResponseHead | bytes | ResponseEnd]:
         """Answer a request of HTTP."""
