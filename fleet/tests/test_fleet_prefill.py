@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -181,3 +183,27 @@ def test_a_prefill_replica_that_hangs_delays_its_prompts_and_fails_none(
     finally:
         fleet.kill_process(victim["pid"])
     connected(fleet, besides=frozenset({name}))
+
+
+def test_update_replaces_both_kinds_and_prompts_are_handed_over_again(fleet: RunningFleet) -> None:
+    """Meanwhile the two kinds have different weights: prompts are computed where they are answered."""
+    connected(fleet)
+    before = fleet.replicas()
+    changed = fleet.path.with_suffix(".new.toml")
+    changed.write_text(fleet.path.read_text().replace("[server]", "[server]\nseed = 1"))
+    command = [sys.executable, "-m", "prefixloom", "fleet", "update", str(changed), "--address", fleet.ray]
+    with OneServer(seed=1) as new, OneServer() as old, subprocess.Popen(command, stdout=subprocess.DEVNULL) as updating:
+        right = {each["fingerprint"]: old for each in before.values()}
+        answers = []
+        while updating.poll() is None:
+            prompt = text(f"update {len(answers)}", 300)
+            answers.append((prompt, fleet.ask(prompt)))
+        assert updating.returncode == 0
+        for prompt, answer in answers:
+            server = right.get(answer.json()["system_fingerprint"], new)
+            assert said(answer) == server(prompt)
+        connected(fleet, besides=frozenset(before))
+        assert before.keys() & fleet.replicas().keys() == set()
+        handed = total(fleet, "handed_over")
+        assert said(fleet.ask(text("after the update", 400))) == new(text("after the update", 400))
+        assert total(fleet, "handed_over") == handed + 1

@@ -74,7 +74,9 @@ class Front:
             self._prefill_router = PrefillRouter(prefill, config.prefill_policy, config.events)
         self._access = Access() if args.keys is None else read_keys(Path(args.keys))
         self._tokenizer = tokenizer_of(args)
-        self._limits = Limits(sizes["max_body"], sizes["max_bodies"], seconds=numbers["timeout"])
+        self._limits = Limits(
+            sizes["max_body"], sizes["max_bodies"], seconds=numbers["timeout"], answer=numbers["max_answer"]
+        )
         self._memory = BodyMemory(self._limits.bodies)
         self._figures = FrontFigures()
         self._known: TrackedReplicas | None = None
@@ -126,7 +128,8 @@ class Front:
                 tokens = await asyncio.to_thread(self._tokens, asked)
         except (ValidationError, InputError):
             return RoutingRequest((), 0, session=session)
-        output = (asked.most_tokens if isinstance(asked, ChatAsked) else asked.max_tokens) or 0
+        most = asked.most_tokens if isinstance(asked, ChatAsked) else asked.max_tokens
+        output = asked.n * (most or self._limits.answer)  # the choices of a prompt share its pages
         namespace = tenant.namespace_of(asked.cache_salt)
         links = links_of(tokens, namespace)
         return RoutingRequest(tokens, len(tokens), output, namespace, session, links, PAGE)
@@ -268,7 +271,8 @@ class Front:
                     "pid": known.metadata.get("pid"),
                     "revision": known.metadata.get("revision"), "fingerprint": known.metadata.get("fingerprint"),
                     "running": known.running, "under_way": known.under_way, "tokens_ahead": known.tokens_ahead,
-                    "free": dict(known.free), "events": known.doubt or "followed",
+                    "free": {name: max(share, 0.0) for name, share in known.free.items()},
+                    "events": known.doubt or "followed",
                 }  # fmt: skip
             rows.append(row)
         outcomes = {

@@ -72,9 +72,9 @@ class Replica:
         while True:
             found = prefill.addresses()
             if found != told:
+                told = found
                 try:
                     await self._worker.call(partial(self._made.set_peers, found))
-                    told = found
                 except PrefixloomError as error:
                     log.warning("the prefill replicas at %s cannot be asked: %s", ", ".join(found), error)
             await asyncio.sleep(FOLLOW_SECONDS)

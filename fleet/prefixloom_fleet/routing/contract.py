@@ -19,7 +19,7 @@ class RoutingRequest:
 
     ``prompt``     its tokens, in a form that the views of replicas understand
     ``count``      how many they are
-    ``output``     tokens of its answer at most, if that is known
+    ``output``     tokens of its answers at most, if that is known
     ``namespace``  where its prefixes are shared
     ``session``    the conversation that it belongs to; "" if nobody said
     ``links``      a number for each whole page of ``unit`` tokens, which stands for all text up to the page's end, and
