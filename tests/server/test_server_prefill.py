@@ -95,7 +95,7 @@ def test_streams_likely_tokens_stops_and_choices_are_those_of_one_server(tmp_pat
         stack.enter_context(prefill(address))
         for _, client in (stack.enter_context(decode(address)), stack.enter_context(process(*LIKE))):
             told.append([ask(client, PROMPTS[0], **each).json()["choices"] for each in asked])
-            body = {"prompt": PROMPTS[1], "max_tokens": 6, "temperature": 0, "ignore_eos": True, "stream": True}
+            body = {"prompt": PROMPTS[1], "max_tokens": 60, "temperature": 0, "ignore_eos": True, "stream": True}
             with client.stream("POST", "/v1/completions", json=body) as stream:
                 lines = [line for line in stream.iter_lines() if line]
             assert lines[-1] == "data: [DONE]" and len(lines) > 3
