@@ -75,6 +75,6 @@ BY_HAND = (
     Fragment("a part of an answer is taken anywhere", ARRIVAL, "Arrival.take_part", "at != self._came or not 0 < len(part) <= len(self._content) - at", "not 0 < len(part) <= len(self._content) - at"),
     Fragment("the key of what came is not asked", RECORDS, "expect_content", "header.fingerprint + header.content != wanted.address", "False"),
     Fragment("a prompt is awaited for ever", PEER, "PrefillPeer._look_at_clock", "now - asked.prompt.since > self._longest", "False"),
-    Fragment("a decode process asks for any number of prompts", PREFILL, "PrefillServer._ask", "len(peer.asked) >= self._most", "False"),
+    Fragment("a decode process asks for any number of prompts", PREFILL, "PrefillServer._ask", "len(owed) >= self._most", "False"),
     Fragment("who takes nothing is waited for", PREFILL, "PrefillServer._serve_peer", "peer.stuck is not None and now - peer.stuck > self._patience", "False"),
 )  # fmt: skip
