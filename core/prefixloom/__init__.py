@@ -10,6 +10,7 @@ from .cache.match_plan import MatchPlan
 from .cache.sequence import Sequence
 from .cache.stats import CacheStats, ComponentStats
 from .compose.entry import compose
+from .compose.needs import SequenceNeeds
 from .compose.registry import make_component, open_store
 from .compose.sizing import Traffic
 from .contract.admission import AdmissionPolicy, StateView
@@ -115,6 +116,7 @@ __all__ = [
     "Receipt",
     "Restored",
     "Sequence",
+    "SequenceNeeds",
     "Sinks",
     "SplitRule",
     "Stamp",

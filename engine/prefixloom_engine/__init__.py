@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from .contract.model import Batch, Drafter, Identified, Media, Model, Multimodal, Runner, Span, by_count
     from .contract.observer import Observer, Polled, PrefillChunk, StepFacts
     from .contract.requests import Answer, Request
-    from .serving.engine import AnswerStream, Engine
+    from .serving.driving import AnswerStream
+    from .serving.engine import Engine
     from .serving.guessing import Guesser, PromptLookup
     from .threeway.model import ThreeWay
     from .tracing.trace import Trace
@@ -63,7 +64,8 @@ HOMES = {
     "contract.model": ("Batch", "Drafter", "Identified", "Media", "Model", "Multimodal", "Runner", "Span", "by_count"),
     "contract.observer": ("Observer", "Polled", "PrefillChunk", "StepFacts"),
     "contract.requests": ("Answer", "Request"),
-    "serving.engine": ("AnswerStream", "Engine"),
+    "serving.driving": ("AnswerStream",),
+    "serving.engine": ("Engine",),
     "serving.guessing": ("Guesser", "PromptLookup"),
     "threeway.model": ("ThreeWay",),
     "tracing.trace": ("Trace",),

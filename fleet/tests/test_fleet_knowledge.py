@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
+import attrs
 import pytest
 
-from prefixloom import Buffer, Cache, Component, Manifest, Path, Point, compose
+from prefixloom import Buffer, Cache, Component, Manifest, Path, Point, SequenceNeeds, compose
 from prefixloom_events import EventPublisher
 from prefixloom_fleet.deploy.calls import RoutedCall
 from prefixloom_fleet.knowledge import followed
@@ -15,6 +16,7 @@ from prefixloom_fleet.knowledge.followed import FollowedEvents
 from prefixloom_fleet.knowledge.replicas import TrackedReplica, TrackedReplicas
 from prefixloom_fleet.knowledge.sent import PAGE, SentPrompts, links_of
 from prefixloom_fleet.routing.contract import RoutingRequest
+from prefixloom_fleet.routing.decode_room import DecodeRoom
 from prefixloom_fleet.routing.prefix_affinity import PrefixAffinity
 from prefixloom_fleet.routing.resumable_boundary import ResumableBoundary
 
@@ -166,6 +168,52 @@ def test_load_is_what_was_sent_and_what_others_sent() -> None:
     known.end(second, None)
     known.end(second, None)
     assert (known.tokens_ahead, known.running) == (0, 0)
+
+
+def test_free_is_what_a_replica_said_or_what_the_requests_leave_that_were_sent(replica: Publishing) -> None:
+    """Of 64 pages for 1024 tokens and 16 states, a request of 256 tokens and 256 of an answer holds a half, and 1."""
+    known = TrackedReplica("one")
+    request = attrs.evolve(asked(range(256)), output=256)
+    assert known.needs(request) == {}, "nothing is known of its pools"
+    metadata = {"needs": SequenceNeeds.of(replica.cache.composition, 64)}
+    known.heard(metadata, {"free": {"kv": 0.9, "state": 0.9}}, follow=False)
+    assert known.needs(request) == {"kv": 0.5, "state": 1 / 16}
+    first = known.begin(request)
+    assert known.free == {"kv": 0.5, "state": 0.9}
+    second = known.begin(request)
+    assert known.free == {"kv": 0.0, "state": 0.875}
+    known.end(first, None)
+    known.heard(metadata, {"free": {"kv": 0.4, "state": 0.9}}, follow=False)
+    assert known.free == {"kv": 0.4, "state": 0.9}, "others use it as well"
+    known.end(second, None)
+
+
+def test_a_burst_goes_where_room_is_before_any_replica_tells_of_it(replica: Publishing) -> None:
+    """The first prompt is long. Others go to the other replica, though more requests run there then."""
+    replicas = [TrackedReplica(name) for name in "ab"]
+    for each in replicas:
+        metadata = {"needs": SequenceNeeds.of(replica.cache.composition, 64)}
+        each.heard(metadata, {"free": {"kv": 1.0, "state": 1.0}}, follow=False)
+    policy, sent = DecodeRoom(), []
+    for number, length in enumerate((480, 32, 32, 32)):
+        request = asked(range(1000 * number, 1000 * number + length))
+        best = policy.order(request, replicas)[0]
+        sent.append(best.name)
+        next(each for each in replicas if each is best).begin(request)
+    assert sent == ["a", "b", "b", "b"]
+
+
+def test_who_only_looks_at_who_is_there_follows_no_events_until_it_asks(replica: Publishing) -> None:
+    known = TrackedReplicas(follow=False)
+    known.update([("one", replica.metadata, {})])
+    assert known.get("one").events is None
+    known.follow_events()
+    first = known.get("one").events
+    known.follow_events()
+    known.update([("one", replica.metadata, {}), ("two", replica.metadata, {})])
+    assert first is not None and known.get("one").events is first
+    assert known.get("two").events is not None, "one that comes later is followed as well"
+    known.close()
 
 
 def test_replicas_that_have_gone_are_forgotten_and_their_threads_end(replica: Publishing) -> None:

@@ -25,6 +25,10 @@ class View:
     pages: int = 0
     boundary: int = 0
     free: Mapping[str, float] = attrs.field(factory=dict)
+    needed: Mapping[str, float] = attrs.field(factory=dict)
+
+    def needs(self, request: RoutingRequest) -> Mapping[str, float]:
+        return self.needed
 
     def matched(self, request: RoutingRequest) -> int:
         return self.pages
@@ -57,7 +61,7 @@ def test_equal_replicas_are_taken_in_turns_and_one_that_joins_is_next(name: str)
 
 
 def test_an_unknown_policy_is_refused_with_the_names_that_there_are() -> None:
-    with pytest.raises(InputError, match=r"round-robin, least-loaded, prefix, resumable; got 'best'"):
+    with pytest.raises(InputError, match=r"round-robin, least-loaded, prefix, resumable, decode-room; got 'best'"):
         find_policy("best")
 
 
@@ -174,3 +178,75 @@ def test_a_short_beginning_that_all_prompts_have_does_not_crowd_them_where_it_is
     views = [View("a", boundary=512), View("b")]
     assert sent_to(policy, asked(4096, seed=1), views) == "b"
     assert sent_to(policy, asked(1024, seed=2), views) == "a"
+
+
+# ---------------------------------------------------------------- decode room
+
+
+def test_decode_room_asks_every_component_and_not_their_sum() -> None:
+    """Replica "a" has more free in all, and its states are used up."""
+    needs = {"full": 0.1, "swa": 0.02, "mamba": 0.1}
+    views = [
+        View("a", free={"full": 1.0, "swa": 1.0, "mamba": 0.15}, needed=needs),
+        View("b", free={"full": 0.4, "swa": 0.4, "mamba": 0.4}, needed=needs),
+    ]
+    assert sent_to(find_policy("decode-room"), asked(1000), views) == "b"
+
+
+def test_decode_room_counts_what_the_request_needs_there() -> None:
+    """The pools of "a" are half as large, so a request takes twice as much of them."""
+    for need, expected in ((0.05, "a"), (0.3, "b")):
+        views = [
+            View("a", free={"full": 0.9, "swa": 0.9}, needed={"full": 2 * need, "swa": 0.0}),
+            View("b", free={"full": 0.8, "swa": 0.8}, needed={"full": need, "swa": 0.0}),
+        ]
+        assert sent_to(find_policy("decode-room"), asked(1000), views) == expected
+
+
+def test_decode_room_goes_to_where_fewer_run_if_the_room_is_the_same() -> None:
+    views = [View("a", running=3, free={"kv": 0.5}), View("b", running=2, free={"kv": 0.495})]
+    assert sent_to(find_policy("decode-room"), asked(1000), views) == "b"
+    views[1].free = {"kv": 0.48}
+    assert sent_to(find_policy("decode-room"), asked(1000), views) == "a"
+
+
+def test_decode_room_stays_where_the_prompt_is_cached_while_that_costs_little_room() -> None:
+    for free, expected in ((0.42, "a"), (0.38, "b")):
+        views = [View("a", free={"kv": free}, boundary=1000), View("b", free={"kv": 0.5})]
+        assert sent_to(find_policy("decode-room"), asked(1000), views) == expected
+    views = [View("a", free={"kv": 0.5}, boundary=500), View("b", free={"kv": 0.5}, boundary=900)]
+    assert sent_to(find_policy("decode-room"), asked(1000), views) == "b"
+
+
+def test_decode_room_takes_a_replica_that_has_told_nothing_for_empty() -> None:
+    views = [View("a", free={"kv": 0.9}, needed={"kv": 0.1}), View("b", needed={"kv": 0.1})]
+    assert sent_to(find_policy("decode-room"), asked(1000), views) == "b"
+    assert sent_to(find_policy("decode-room"), RoutingRequest((), 0), [View("a"), View("b")]) == "a"
+
+
+def test_decode_room_against_its_rule_written_out() -> None:
+    """Any replicas: whoever is first has, within 1/64, the greatest least room, and of those the fewest requests."""
+    for seed in range(300):
+        chance = random.Random(seed)
+        policy = find_policy("decode-room")
+        names = ["full", "swa", "mamba"][: chance.randrange(1, 4)]
+        for _ in range(10):
+            request = asked(chance.randrange(1, 5000), seed=chance.randrange(9))
+            views = [
+                View(
+                    name, running=chance.randrange(4), boundary=chance.choice([0, 0, 160, 4000, 8000]),
+                    free={each: chance.choice([1.0, 0.5, round(chance.random(), 2)]) for each in names},
+                    needed={each: round(chance.random() / 3, 2) for each in names},
+                )
+                for name in "abcde"[: chance.randrange(1, 6)]
+            ]  # fmt: skip
+            sums = {}
+            for view in views:
+                least = 2.0
+                for each in names:
+                    least = min(least, view.free[each] - view.needed[each])
+                sums[view.name] = least + 0.1 * min(view.boundary, request.count) / request.count
+            best = [view for view in views if sums[view.name] >= max(sums.values()) - 1 / 64]
+            first = sent_to(policy, request, views)
+            assert first in {view.name for view in best}
+            assert next(view for view in best if view.name == first).running == min(view.running for view in best)

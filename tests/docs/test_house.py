@@ -91,7 +91,7 @@ BELOW: dict[str, dict[str, set[str]]] = {
         "serving": {"contract", "forward"},
         "disaggregation": {"contract", "forward", "serving"},
         "tracing": {"contract"},
-        "server": {"contract", "serving", "threeway", "hf", "tracing"},
+        "server": {"contract", "serving", "disaggregation", "threeway", "hf", "tracing"},
         "demo": {"contract", "serving", "threeway", "hf", "tracing"},
     },
     "prefixloom_fleet": {

@@ -60,7 +60,7 @@ def test_a_pool_of_as_many_pages_as_the_budget_says_is_enough_for_a_request_alon
     window = part("window", Window(rng.randrange(1, 24)))
     options = {"page": page, "max_rewind": rewind}
     budget = PageBudget(cache_of(part("keys", Path()), window, **options), chunk)
-    pages = budget.pages_held(length)["window"]
+    pages = budget.needs.slots(length)["window"]
     cache = cache_of(part("keys", Path()), window, capacity={"window": pages * page}, **options)
     with cache.open(range(length)) as sequence:
         while sequence.reserved < length // 2:

@@ -15,10 +15,10 @@ PATH, PARTIAL, HOLDINGS = (f"{CORE}/tree/{name}.py" for name in ("path_lane", "p
 POOL, FLIGHT = f"{CORE}/device/pool.py", f"{CORE}/device/flight.py"
 COPIES, RESTORE, PIECES = (f"{CORE}/tiers/{name}.py" for name in ("host_copies", "restore", "pieces"))
 FRAME, INDEX = f"{CORE}/storage/frame.py", f"{HICACHE}/records/index.py"
-SCHEDULER, BUDGET = (f"engine/prefixloom_engine/serving/{name}.py" for name in ("scheduler", "admission"))
-ARRIVAL, RECORDS, DECODE, PREFILL = (
+SCHEDULER = "engine/prefixloom_engine/serving/scheduler.py"
+ARRIVAL, RECORDS, PEER, PREFILL = (
     f"engine/prefixloom_engine/disaggregation/{name}.py"
-    for name in ("arrival", "records", "decode_engine", "prefill_server")
+    for name in ("arrival", "records", "prefill_peer", "prefill_server")
 )
 
 BY_HAND = (
@@ -65,7 +65,7 @@ BY_HAND = (
     Fragment("ranks are compacted to a list that is no heap", f"{CORE}/contract/queues.py", "BucketQueue.add", "sorted(self._buckets)", "list(self._buckets)[::-1]"),
     Fragment("ranks are never compacted", f"{CORE}/contract/queues.py", "BucketQueue.add", "self._ranks = sorted(self._buckets)", ""),
     # the budget of a step, and of the pools
-    Fragment("what may be taken back needs no pages", BUDGET, "PageBudget.pages_held", "max(self._chunk, 1 + rewind) + rewind", "max(self._chunk, 1 + rewind)"),
+    Fragment("what may be taken back needs no pages", f"{CORE}/compose/needs.py", "SequenceNeeds.of", "max(chunk, 1 + rewind) + rewind", "max(chunk, 1 + rewind)"),
     Fragment("rows that decode cost a step nothing", SCHEDULER, "Scheduler._plan_together", "self.chunk - len(planned)", "self.chunk"),
     Fragment("admission costs a step nothing", SCHEDULER, "Scheduler._admit", "budget -= taken", ""),
     # guesses over a boundary
@@ -74,7 +74,7 @@ BY_HAND = (
     # content from another process
     Fragment("a part of an answer is taken anywhere", ARRIVAL, "Arrival.take_part", "at != self._came or not 0 < len(part) <= len(self._content) - at", "not 0 < len(part) <= len(self._content) - at"),
     Fragment("the key of what came is not asked", RECORDS, "expect_content", "header.fingerprint + header.content != wanted.address", "False"),
-    Fragment("a prompt is awaited for ever", DECODE, "DecodeEngine._receive", "now - asked.since <= self._longest", "True"),
-    Fragment("a decode process asks for any number of prompts", PREFILL, "PrefillServer._ask", "len(peer.asked) >= self._most", "False"),
+    Fragment("a prompt is awaited for ever", PEER, "PrefillPeer._look_at_clock", "now - asked.prompt.since > self._longest", "False"),
+    Fragment("a decode process asks for any number of prompts", PREFILL, "PrefillServer._ask", "len(owed) >= self._most", "False"),
     Fragment("who takes nothing is waited for", PREFILL, "PrefillServer._serve_peer", "peer.stuck is not None and now - peer.stuck > self._patience", "False"),
 )  # fmt: skip

@@ -4,9 +4,10 @@ Conversations of several turns are asked over HTTP of ``prefixloom fleet deploy`
 every ``--every`` requests a replica is killed (SIGKILL). Answers at temperature 0 are compared with one engine alone.
 In the end no request runs, and no process is left.
 
-``python -m tests.random.fleet [--requests 10000] [--every 500] [--policy resumable] [--replicas 2]``: about 20 minutes
-on two cores. ``--every 0`` kills nothing. With ``--store`` all replicas share a Redis server, and a replica
-may be killed in the midst of a write or a read there.
+``python -m tests.random.fleet [--requests 10000] [--every 500] [--policy NAME] [--replicas 2] [--prefill 0]``: about
+20 minutes on two cores. ``--every 0`` kills nothing. With ``--store`` all replicas share a Redis server, and a replica
+may be killed in the midst of a write or a read there. With ``--prefill N`` so many replicas compute prompts for the
+others, and replicas of both kinds are killed.
 """
 
 from __future__ import annotations
@@ -64,6 +65,8 @@ class Traffic:
     last: float = 0.0
     ideal: int = 0
     seen: set[str] = attrs.field(factory=set)
+    prefill: Counter[str] = attrs.field(factory=Counter)
+    killed: Counter[str] = attrs.field(factory=Counter)
 
     async def run(self) -> None:
         limits = httpx.Limits(max_connections=None)
@@ -75,6 +78,7 @@ class Traffic:
             killing.cancel()
             await asyncio.gather(killing, return_exceptions=True)
             await self.settle(http)
+            await self.note_prefill(http)
 
     async def client(self, http: httpx.AsyncClient, number: int) -> None:
         while self.begun < self.requests:
@@ -154,6 +158,7 @@ class Traffic:
             victim = self.rng.choice(sorted(found))
             self.fleet.kill_process(found[victim]["pid"])
             self.counts["killed"] += 1
+            self.killed[found[victim].get("role", "")] += 1
             began = time.monotonic()
             while len((await self.replicas(http)).keys() - {victim}) < count:
                 if time.monotonic() - began > RECOVERY_SECONDS:
@@ -192,6 +197,13 @@ class Traffic:
                     self.wrong.append(f"answered {turn.answer!r}, and {right!r} is right")
         return len(some)
 
+    async def note_prefill(self, http: httpx.AsyncClient) -> None:
+        """Add up what the replicas that live say of prompts that were computed elsewhere."""
+        for line in (await http.get("/metrics")).text.splitlines():
+            for name in ("handed_over", "lost", "computed_here"):
+                if line.startswith(f"prefixloom:prefill_{name}_total{{"):
+                    self.prefill[name] += int(float(line.rpartition(" ")[2]))
+
     def figures(self) -> str:
         computed = sum(len(turn.prompt) - turn.cached for turn in self.turns)
         firsts = sorted(turn.seconds for turn in self.turns)
@@ -207,6 +219,8 @@ class Traffic:
                 f"\nwhole again after {min(self.recoveries):.1f} to {max(self.recoveries):.1f} s; "
                 f"longest time without any answer {max(self.gaps):.1f} s"
             )
+        if self.prefill:
+            text += f"\nof the replicas that lived: {dict(self.prefill)}; killed: {dict(self.killed)}"
         return text
 
 
@@ -219,17 +233,20 @@ def run(args: argparse.Namespace) -> list[str]:
             redis = redis_server("--maxmemory", "256mb", "--maxmemory-policy", "allkeys-lru")
             ending.callback(redis.kill)
             server |= {"host-memory": "32MiB", "store": f"redis://127.0.0.1:{redis.port}/0"}
-        tables: dict[str, Any] = {
-            "fleet": {"replicas": args.replicas}, "routing": {"policy": args.policy}, "server": server,
-        }  # fmt: skip
+        tables: dict[str, Any] = {"fleet": {"replicas": args.replicas}, "server": server}
+        if args.policy:
+            tables["routing"] = {"policy": args.policy}
+        if args.prefill:
+            tables["prefill"] = {"replicas": args.prefill}
         with running_fleet(Path(folder), **tables) as fleet:
-            fleet.wait(args.replicas)
+            fleet.wait(args.replicas + args.prefill)
             traffic = Traffic(fleet, args.requests, args.every, random.Random(args.seed))
             began = time.monotonic()
             asyncio.run(traffic.run())
             took = time.monotonic() - began
         compared = traffic.check(args.checked)
-        print(f"{args.policy}, {args.replicas} replicas, {took:.0f} s: {traffic.figures()}")
+        kinds = f"{args.replicas} replicas" + (f" and {args.prefill} that compute prompts" if args.prefill else "")
+        print(f"{args.policy or 'the usual policy'}, {kinds}, {took:.0f} s: {traffic.figures()}")
         print(f"{len(traffic.wrong)} wrong; {compared} answers were compared; no process is left", flush=True)
         return traffic.wrong
 
@@ -239,8 +256,9 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--every", type=int, default=500, help="requests from one kill to the next; 0: none")
     parser.add_argument("--checked", type=int, default=500)
-    parser.add_argument("--policy", default="resumable")
+    parser.add_argument("--policy", default="", help="of routing (default: that of an empty file)")
     parser.add_argument("--replicas", type=int, default=2)
+    parser.add_argument("--prefill", type=int, default=0, help="replicas that compute prompts for the others")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--store", action="store_true", help="all replicas share a store on a Redis server")
     wrong = run(parser.parse_args())

@@ -42,7 +42,8 @@ def ratios() -> dict[str, float]:
         process, address = stack.enter_context(spoken("prefill_process"))
         hung = stack.enter_context(connected(Engine(model(), cache_for(model(), debug=False)), address, patience=600))
         process.send_signal(signal.SIGSTOP)
-        assert hung.add(Request(prompt(99, 150), 4)).answer is None
+        hung.add(Request(prompt(99, 150), 4))
+        assert hung.awaited == 1
         dead = stack.enter_context(DecodeEngine(Engine(model(), cache_for(model(), debug=False)), "tcp://127.0.0.1:9"))
         return {"dead": ratio_of_steps(dead), "hung": ratio_of_steps(hung)}
 

@@ -30,7 +30,6 @@ import prefixloom.tiers.host_copies
 from prefixloom import Cache, TierManifest, compose
 from prefixloom_engine import Answer, Batch, Engine, Request, ThreeWay
 from prefixloom_engine.disaggregation import DecodeEngine, PrefillServer
-from prefixloom_engine.disaggregation.decode_engine import Pending
 from prefixloom_engine.threeway import BoundThreeWay, Sizes
 from prefixloom_hicache import HostTier
 from tests.support.engines import nothing_left
@@ -53,7 +52,7 @@ class Injected(RuntimeError):
 @attrs.define(eq=False)
 class Conversation:
     history: list[int]
-    asked: Pending | None = None
+    asked: Answer | None = None
     dies_after: int = -1
     """Steps until its client goes away; -1: never."""
 
@@ -141,15 +140,14 @@ class Soak:
             talk.dies_after = rng.randrange(20)
 
     def after(self, talk: Conversation) -> None:
-        asked = talk.asked
-        if asked is None:
+        answer = talk.asked
+        if answer is None:
             return
         if talk.dies_after == 0:
-            self.front.abort(asked)
+            self.front.abort(answer)
         talk.dies_after -= 1
-        if not asked.done:
+        if not answer.done:
             return
-        answer = asked.answer or Answer(asked.request, reason="aborted")
         self.counts[answer.reason] += 1
         if answer.error is not None and not isinstance(answer.error, Injected):  # three such in a row end a request
             raise answer.error

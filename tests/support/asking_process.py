@@ -14,8 +14,9 @@ from tests.support.engines import cache_for, connected, model, prompt
 def main() -> None:
     torch.set_num_threads(1)
     decode = connected(Engine(model(), cache_for(model(), debug=False)), sys.argv[1])
-    pending = [decode.add(Request(prompt(n, 1900), 2)) for n in range(4)]
-    assert all(each.answer is None for each in pending)
+    for n in range(4):
+        decode.add(Request(prompt(n, 1900), 2))
+    assert decode.awaited == 4
     print("asked", flush=True)
     time.sleep(600)
 

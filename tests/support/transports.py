@@ -124,13 +124,12 @@ def greeted(decode: DecodeEngine, turn: Callable[[], object], seconds: float = 3
 
 def served_by(decode: DecodeEngine, turn: Callable[[], object], requests: Sequence[Request]) -> list[list[int]]:
     """The answers to requests, where ``turn`` is a turn of the other side."""
-    pending = [decode.add(request) for request in requests]
-    while not all(each.done for each in pending):
+    answers = [decode.add(request) for request in requests]
+    while not all(each.done for each in answers):
         turn()
         decode.step()
-    for each in pending:
-        assert each.answer is not None and each.answer.error is None
-    return [each.answer.tokens for each in pending if each.answer is not None]
+    assert [each.error for each in answers if each.error is not None] == []
+    return [each.tokens for each in answers]
 
 
 def honest_answer(request: Request, it: Any = None) -> list[Sent]:

@@ -25,6 +25,7 @@ class Handover:
     ``content``   by component and buffer: of pages (layers, pages, *shape of a page), of states (layers, *shape), the
                   states being those at ``end``
     ``states``    by component and buffer: the states at ``boundary``
+    ``hit``       how many tokens of the prompt were cached where the rest was computed
     """
 
     have: int
@@ -35,6 +36,7 @@ class Handover:
     pages: Mapping[str, Sequence[int]]
     content: Mapping[tuple[str, str], Tensor]
     states: Mapping[tuple[str, str], Tensor]
+    hit: int = 0
 
     @property
     def size(self) -> int:

@@ -79,6 +79,8 @@ class Request:
     ``top_logprobs``  with ``logprobs``: how many of the likeliest tokens ``Answer.alternatives`` tells for each token
     ``hand_over``   None, or how many tokens of this prompt another engine has: ``Answer.handed`` then carries what that
                     engine lacks to go on after the first token
+    ``prefill``     of an engine that has prompts computed elsewhere: the address of the process that is to compute this
+                    one. "", or where it cannot: the engine chooses
     ``label``       the name of the request in errors: printable, with at most 200 characters
     ``inputs``      what the prompt carries beside its tokens, such as images: what the model's processor returned
                     beside ``input_ids``, on the CPU
@@ -99,6 +101,7 @@ class Request:
     logprobs: bool = attrs.field(default=False, kw_only=True)
     top_logprobs: int = attrs.field(default=0, kw_only=True)
     hand_over: int | None = attrs.field(default=None, kw_only=True)
+    prefill: str = attrs.field(default="", kw_only=True)
     label: str = attrs.field(default="", kw_only=True)
     inputs: Mapping[str, Any] = attrs.field(factory=dict, kw_only=True, eq=False, repr=False)
 
@@ -129,8 +132,9 @@ class Request:
             raise InputError(f"{name} has logprobs={shown(self.logprobs)}: it is True or False")
         if self.top_logprobs and not self.logprobs:
             raise InputError(f"{name} has top_logprobs={self.top_logprobs}, and no logprobs=True")
-        if self.namespace.__class__ is not str:
-            raise InputError(f"{name} has namespace={self.namespace!r}: it is a string")
+        for field in ("namespace", "prefill"):
+            if getattr(self, field).__class__ is not str:
+                raise InputError(f"{name} has {field}={shown(getattr(self, field))}: it is a string")
         if self.hand_over is not None and self.max_tokens != 1:
             raise InputError(f"{name} asks for a handover, so its answer here has one token: give max_tokens=1")
         if not isinstance(self.inputs, Mapping) or any(each.__class__ is not str for each in self.inputs):
@@ -164,6 +168,7 @@ class Answer:
     ``error``                   with the reason "error": what went wrong
     ``hit``                     how many tokens of the prompt the cache had when the request was first admitted
     ``restored``                how many of these a tier below the device brought back
+    ``prefill_hit``             how many tokens of the prompt were cached in the process that computed it for this one
     ``drafted``, ``accepted``   how many tokens were guessed ahead, and how many of these guesses were right
     ``handed``                  what another engine needs to go on, if the request asks for it
     ``admitted_at``             when it was first admitted, on the clock ``time.monotonic``; 0: not yet
@@ -177,10 +182,16 @@ class Answer:
     error: BaseException | None = None
     hit: int = 0
     restored: int = 0
+    prefill_hit: int = 0
     drafted: int = 0
     accepted: int = 0
     handed: Handover | None = None
     admitted_at: float = 0.0
+
+    @property
+    def cached(self) -> int:
+        """How many tokens of the prompt nobody had to compute."""
+        return max(self.hit, self.prefill_hit)
 
     @property
     def done(self) -> bool:

@@ -1,7 +1,9 @@
 """Disaggregation: one process computes prompts, another decodes, and what the first computed travels to the second.
 
 - ``decode_engine``   the side that clients ask
+- ``prefill_peer``    one prefill process, as that side knows it
 - ``prefill_server``  the side that computes prompts
+- ``around``          what both sides leave to the engine in their process
 - ``messages``        what both say, as JSON, and the checks of what comes
 - ``records``         content in the format of the stores, and the checks of what comes
 - ``arrival``         the content of one answer while it comes

@@ -65,7 +65,7 @@ class Arrival:
         found, states = self.expected.unpack(content)
         head = self.head
         return Handover(
-            head.have, head.boundary, head.end, head.token, head.logprob, self.expected.pages, found, states
+            head.have, head.boundary, head.end, head.token, head.logprob, self.expected.pages, found, states, head.hit
         )
 
     def close(self) -> None:

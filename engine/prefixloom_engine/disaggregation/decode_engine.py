@@ -1,7 +1,7 @@
-"""The decode process: clients ask it, and it has long prompts computed by a prefill process.
+"""The decode process: clients ask it, and it has long prompts computed by prefill processes.
 
-It tells the prefill process how much of a prompt it has, and receives the rest. It never waits for the prefill process:
-until the two have greeted each other, and whenever the other is gone or silent, prompts are computed here, with a line
+It tells a prefill process how much of a prompt it has, and receives the rest. It never waits for a prefill process:
+whoever is gone or silent is not asked, and what one does not bring is asked of another, or computed here, with a line
 in the log. Slots are reserved only when content has arrived, so a lost prefill process leaves none behind.
 """
 
@@ -9,116 +9,52 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
-from typing import Literal
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import get_args
 
-import attrs
+from prefixloom import Figure, InputError, ProtocolError
 
-from prefixloom import InputError, ProtocolError
-
-from ..contract.requests import Answer, Request
+from ..contract.requests import Answer, Reason, Request
+from ..serving.driving import AnswerStream, OpenStreams, generate
 from ..serving.engine import Engine
 from ..serving.interrupts import defer_interrupts
 from .addresses import KeyFile, open_transport
-from .arrival import Arrival
-from .messages import (
-    Question,
-    can_be_asked,
-    decode_head,
-    disagreement,
-    encode_question,
-    greeting,
-    identity_of,
-    question_digest,
-)
-from .records import ContentKeys, content_size, expect_content
-from .transport import (
-    ANSWER,
-    ASK,
-    BUSY,
-    CAME,
-    DROP,
-    FETCHED,
-    GONE,
-    HELLO,
-    OWED,
-    PART,
-    PREFILL,
-    REFUSED,
-    MoveFailed,
-    Mover,
-    PeerGone,
-    PeerMessage,
-    Transport,
-)
+from .around import AroundEngine, figure_of
+from .messages import can_be_asked, identity_of
+from .prefill_peer import AwaitedPrompt, PeerState, PrefillPeer, SettledPrompt
+from .records import content_size
+from .transport import Mover, Transport
 
 log = logging.getLogger("prefixloom.engine")
-GREET_SECONDS = 2.0
-"""After how long without an answer the prefill process is greeted again."""
 IDLE_SECONDS = 0.02
 """How long a step waits for messages when there is nothing to compute, and prompts are awaited."""
 
-REFUSED_HERE = (InputError, MoveFailed, ValueError)
-"""What content raises that cannot be used."""
 
-PeerState = Literal["away", "greeted", "agreed", "other", "silent"]
-"""What is known of the prefill process: nobody is connected; it was greeted and has not answered; it computes the same;
-it computes something else; it owes prompts and says nothing. It is asked only in the state "agreed". In the last
-two it is greeted again and again: weights of either process may change, and who hangs may go on."""
+class DecodeEngine(AroundEngine):
+    """An engine that has prompts computed by prefill processes, and computes them itself where there are none.
 
-
-@attrs.define(eq=False)
-class Pending:
-    """A request of a ``DecodeEngine``.
-
-    ``answer``  None while the prefill process computes the prompt
-    """
-
-    request: Request
-    answer: Answer | None = None
-    dropped: bool = False
-
-    @property
-    def done(self) -> bool:
-        return self.dropped or (self.answer is not None and self.answer.done)
-
-
-@attrs.define(eq=False)
-class AskedPrompt:
-    """A prompt that the prefill process was asked for at ``since``, and what has come of it.
-
-    ``digest``: of the question; ``size``: the most bytes of content that it brings
-    """
-
-    pending: Pending
-    question: Question
-    digest: str
-    size: int
-    since: float
-    arrival: Arrival | None = None
-
-
-class DecodeEngine:
-    """An engine that has prompts computed by a prefill process, and computes them itself where there is none.
-
-    ``over``      the address of the prefill process, or a transport
-    ``keys``      for an address: the file that ``write_keys`` made
+    ``over``      the address of a prefill process, or a transport; or a list of these
+    ``keys``      for addresses: the file that ``write_keys`` made
     ``mover``     fetches content past the transport, if the prefill process has a mover of that name as well
     ``least``     a prompt that lacks fewer tokens than this is computed here
     ``patience``  how many seconds a prefill process that owes prompts may be silent before it is asked no more; one
                   step of it must not take longer
-    ``longest``   how many seconds a prompt may be awaited, whatever the prefill process says
+    ``longest``   how many seconds a prompt may be awaited, whatever prefill processes say
     ``room``      bytes of content that are awaited, or have come for prompts that are not admitted yet; a prompt that
                   would need more is computed here
 
+    A request may name the process that is to compute its prompt (``Request.prefill``). Else it is the one that owes the
+    fewest tokens.
+
     ``handed_over``, ``lost``, ``received``: prompts that arrived, prompts that a prefill process owed and did not send,
-    and bytes of content.
+    and bytes of content. ``computed_here``: prompts that should have been computed elsewhere, and were not.
     """
 
     def __init__(
         self,
         engine: Engine,
-        over: str | Transport,
+        over: str | Transport | Sequence[str | Transport],
         *,
         keys: KeyFile = None,
         mover: Mover | None = None,
@@ -133,43 +69,99 @@ class DecodeEngine:
         for name, seconds in (("patience", patience), ("longest", longest)):
             if not seconds > 0:
                 raise InputError(f"{name} is a number of seconds above 0, got {seconds!r}")
-        self.engine = engine
+        super().__init__(engine)
         identity_of(engine)
-        self._transport = open_transport(over, "decode", keys)
-        self._mover, self._least, self._room = mover, least, room
+        self._keys, self._mover, self._least, self._room = keys, mover, least, room
         self._patience, self._longest = patience, longest
-        self._state: PeerState = "away"
-        self._connected = False
+        self._turn = 0
         self._alone = False
-        self._differs = ""
-        self._greet_at = 0.0
-        self._heard = time.monotonic()
-        self._asked: dict[int, AskedPrompt] = {}
         self._arrived: list[tuple[Answer, int]] = []
-        self._questions = 0
+        self._streams = OpenStreams()
         self._closed = False
-        self.handed_over = self.lost = self.received = 0
+        self.handed_over = self.lost = self.received = self.computed_here = 0
+        self._peers = self._opened([over] if isinstance(over, str) or not isinstance(over, Sequence) else over)
+
+    # ------------------------------------------------------------ prefill processes
+    def _opened(self, over: Iterable[str | Transport]) -> list[PrefillPeer]:
+        """Connect to all, or to none if one cannot be."""
+        made: list[PrefillPeer] = []
+        try:
+            for each in dict.fromkeys(over):
+                transport = open_transport(each, "decode", self._keys)
+                made.append(PrefillPeer(self.engine, transport, self._mover, self._patience, self._longest))
+        except BaseException:
+            for peer in made:
+                peer.close()
+            raise
+        return made
+
+    def set_peers(self, addresses: Iterable[str]) -> None:
+        """From now on ask the prefill processes at these addresses, and no others. What others owe is asked anew."""
+        wanted = dict.fromkeys(addresses)
+        with defer_interrupts():
+            known = {peer.name for peer in self._peers}
+            fresh = self._opened(name for name in wanted if name not in known)
+            gone = [peer for peer in self._peers if peer.name not in wanted]
+            self._peers = [peer for peer in self._peers if peer.name in wanted] + fresh
+            for peer in gone:
+                for prompt in peer.close():
+                    self._place(prompt)
+
+    @property
+    def peers(self) -> Mapping[str, PeerState]:
+        """By address, what is known of each prefill process."""
+        return {peer.name: peer.state for peer in self._peers}
+
+    @property
+    def awaited(self) -> int:
+        """How many prompts are awaited from prefill processes."""
+        return sum(len(peer.owed) for peer in self._peers)
+
+    @property
+    def load(self) -> tuple[int, int]:
+        """How many requests run, and how many wait, for the engine or for a prefill process."""
+        running, waiting = self.engine.load
+        return running, waiting + self.awaited
+
+    def figures(self) -> list[Figure]:
+        """Those of the engine, and what became of prompts that were to be computed elsewhere."""
+        states = Counter(peer.state for peer in self._peers)
+        return [
+            *self.engine.figures(),
+            figure_of("handed_over", "prompts that prefill processes have computed", self.handed_over),
+            figure_of("lost", "prompts that a prefill process owed and did not send", self.lost),
+            figure_of("computed_here", "prompts that no prefill process has computed", self.computed_here),
+            figure_of("received_bytes", "bytes of content that prefill processes have sent", self.received),
+            figure_of("awaited", "prompts that are awaited from prefill processes", self.awaited, gauge=True),
+            Figure(
+                "prefixloom:prefill_peers", "gauge", "prefill processes by what is known of them",
+                tuple(((("state", state),), float(states[state])) for state in get_args(PeerState)),
+            ),
+        ]  # fmt: skip
 
     # ------------------------------------------------------------ requests
-    def add(self, request: Request) -> Pending:
+    def add(self, request: Request) -> Answer:
         """Queue a request. One is computed here if it carries images, or wants likely tokens or a handover."""
-        pending = Pending(request)
+        answer = Answer(request)
         try:
             with defer_interrupts():
-                self._add(pending)
-        except KeyboardInterrupt:
-            self.abort(pending)
+                self.engine.check(request)
+                self._receive(0.0)
+                self._place(AwaitedPrompt(answer, time.monotonic()))
+        except KeyboardInterrupt:  # the caller never gets the answer, and so could not abort it
+            self.abort(answer)
             raise
-        return pending
+        return answer
 
-    def _add(self, pending: Pending) -> None:
-        request = pending.request
-        self.engine.check(request)
-        self._receive(0.0)
-        have = self._cached(request)
-        far = can_be_asked(request) and len(request.tokens) - have >= self._least
-        if not far or not self._is_asked() or not self._ask(pending, have):
-            pending.answer = self.engine.add(request)
+    def _place(self, prompt: AwaitedPrompt) -> None:
+        """Ask a prefill process that was not asked for this prompt yet. If there is none, compute it here."""
+        request = prompt.request
+        prompt.have = self._cached(request)
+        if not can_be_asked(request) or prompt.ahead < self._least:
+            self.engine.add(request, answer=prompt.answer)
+        elif not self._asked(prompt):
+            self.computed_here += 1
+            self.engine.add(request, answer=prompt.answer)
 
     def _cached(self, request: Request) -> int:
         """How many tokens of a prompt are on the device, or can be brought back by a tier below it."""
@@ -178,237 +170,123 @@ class DecodeEngine:
             return cache.peek(request.tokens, namespace=namespace, leave=1)
         return cache.match(request.tokens, namespace=namespace, leave=1).restorable
 
-    def _is_asked(self) -> bool:
-        """Whether the prefill process is asked now. The log says once that it is not."""
-        if self._state == "agreed":
-            self._alone = False
-        elif not self._alone:
-            self._alone = True
-            log.warning(
-                "no prefill process at %s (%s): prompts are computed here", self._transport.address, self._state
-            )
-        return self._state == "agreed"
-
-    def _ask(self, pending: Pending, have: int) -> bool:
-        size = content_size(self.engine.cache, have, len(pending.request.tokens))
-        if size + self._awaited() > self._room:
+    def _asked(self, prompt: AwaitedPrompt) -> bool:
+        """Whether a prefill process is asked now."""
+        agreed = [peer for peer in self._peers if peer.state == "agreed"]
+        self._tell_alone(not agreed)
+        if not agreed:
             return False
-        mover = self._mover.name if self._mover is not None else ""
-        question = Question(pending.request, have, identity_of(self.engine), mover)
-        frames = encode_question(question, self.engine.cache)
-        self._questions += 1
-        number, now = self._questions, time.monotonic()
-        if not self._asked:
-            self._heard = now
-        self._asked[number] = AskedPrompt(pending, question, question_digest(frames), size, now)
-        if not self._send(ASK, number, frames):
-            del self._asked[number]
+        prompt.size = content_size(self.engine.cache, prompt.have, len(prompt.request.tokens))
+        if prompt.size + self._awaited_bytes() > self._room:
             return False
-        return True
+        wanted, count = prompt.request.prefill, len(agreed)
+        self._turn += 1
+        turns = {peer.name: (at - self._turn) % count for at, peer in enumerate(agreed)}
+        ordered = sorted(agreed, key=lambda peer: (peer.name != wanted, peer.tokens_ahead, turns[peer.name]))
+        return any(peer.ask(prompt) for peer in ordered if peer.name not in prompt.asked)
 
-    def _awaited(self) -> int:
+    def _tell_alone(self, alone: bool) -> None:
+        """The log says once that no prefill process is asked."""
+        if alone and not self._alone:
+            known = ", ".join(f"{name} ({state})" for name, state in self.peers.items()) or "none is known"
+            log.warning("no prefill process can be asked: %s: prompts are computed here", known)
+        self._alone = alone
+
+    def _awaited_bytes(self) -> int:
         """Bytes of content that may come, or that wait here until their prompts are admitted."""
         self._arrived = [each for each in self._arrived if not each[0].admitted_at and not each[0].done]
-        return sum(each.size for each in self._asked.values()) + sum(size for _, size in self._arrived)
+        awaited = sum(prompt.size for peer in self._peers for prompt in peer.owed)
+        return awaited + sum(size for _, size in self._arrived)
 
-    def abort(self, pending: Pending) -> None:
+    def abort(self, answer: Answer) -> None:
+        """End a request at any time, also while its prompt is awaited."""
         with defer_interrupts():
-            self._abort(pending)
+            if not self._end_awaited(answer, "aborted"):
+                self.engine.abort(answer)
 
-    def _abort(self, pending: Pending) -> None:
-        pending.dropped = True
-        if pending.answer is not None:
-            self.engine.abort(pending.answer)
-            return
-        for number in [number for number, each in self._asked.items() if each.pending is pending]:
-            self._forget(number)
-            self._send(DROP, number)
+    def finish(self, answer: Answer) -> None:
+        """End a request at any time as if it had met a stop."""
+        with defer_interrupts():
+            if not self._end_awaited(answer, "stop"):
+                self.engine.finish(answer)
 
+    def _end_awaited(self, answer: Answer, reason: Reason) -> bool:
+        """End a request whose prompt is awaited. False: it is not."""
+        if not any(peer.drop(answer) for peer in self._peers):
+            return False
+        answer.reason = reason
+        return True
+
+    # ------------------------------------------------------------ steps
     def step(self) -> bool:
         """Read what has arrived, and run a step. False: there was nothing to do and nothing is awaited."""
         with defer_interrupts():
             self._receive(0.0)
+            for answer in self._streams.dropped():
+                self.abort(answer)
             busy = self.engine.step()
-            if not busy and self._asked:
+            if not busy and self.awaited:
+                self.engine.cache.poll()
                 self._receive(IDLE_SECONDS)
-            return busy or bool(self._asked)
+            return busy or bool(self.awaited)
+
+    def _receive(self, seconds: float) -> None:
+        """Read what has come from all prefill processes. If nothing has come, wait for those that owe something."""
+        if self._closed:
+            raise ProtocolError("this decode engine is closed")
+        waited_for = [peer for peer in self._peers if peer.owed or not seconds]
+        for peer in waited_for:
+            for settled in peer.receive(seconds / len(waited_for)):
+                self._settle(settled)
+
+    def _settle(self, settled: SettledPrompt) -> None:
+        """Go on from what was handed over, or have the prompt computed elsewhere or here."""
+        prompt, handover = settled.prompt, settled.handover
+        self.lost += settled.lost
+        if handover is None:
+            self._place(prompt)
+            return
+        self.handed_over += 1
+        self.received += settled.size
+        self.engine.add(prompt.request, handover, answer=prompt.answer)
+        self._arrived.append((prompt.answer, settled.size))
 
     def generate(self, prompts: Iterable[Request | Iterable[int]], max_tokens: int = 32) -> list[Answer]:
         """Answer all prompts and return the answers in their order, as ``Engine.generate`` does."""
-        requests = [each if isinstance(each, Request) else Request(each, max_tokens) for each in prompts]
-        pending: list[Pending] = []
-        try:
-            with defer_interrupts():
-                for request in requests:
-                    pending.append(Pending(request))
-                    self._add(pending[-1])
-            while not all(each.done for each in pending):
-                self.step()
-        finally:
-            with defer_interrupts():
-                for each in pending:
-                    if not each.done:
-                        self._abort(each)
-        return [each.answer or Answer(each.request, reason="aborted") for each in pending]
+        return generate(self, prompts, max_tokens)
+
+    def stream(self, prompt: Request | Iterable[int], max_tokens: int = 32) -> AnswerStream:
+        """Return the tokens of one answer as they come, as ``Engine.stream`` does."""
+        request = prompt if isinstance(prompt, Request) else Request(prompt, max_tokens)
+        return self._streams.begin(self, request)
 
     def connect(self, seconds: float = 10.0) -> bool:
-        """Wait until the prefill process has greeted back: for who would rather wait than compute the first prompts.
+        """Wait until all prefill processes have greeted back: for who would rather wait than compute the first prompts.
 
-        False: nobody has, in so many seconds. InputError: it computes something else than this one.
+        False: one has not, in so many seconds. InputError: one computes something else than this one.
         """
         until = time.monotonic() + seconds
         self._receive(0.0)
-        while self._state != "agreed" and time.monotonic() < until:
-            self._receive(IDLE_SECONDS)
-            if self._state == "other":
-                raise InputError(f"the prefill process at {self._transport.address} {self._differs}")
-        return self._state == "agreed"
+        while (late := self._not_agreed()) and time.monotonic() < until:
+            for settled in late[0].receive(IDLE_SECONDS):
+                self._settle(settled)
+        return not self._not_agreed()
 
-    # ------------------------------------------------------------ the prefill process
-    def _send(self, kind: bytes, number: int, frames: Iterable[bytes] = ()) -> bool:
-        try:
-            return self._transport.send(PREFILL, kind, number, list(frames))
-        except PeerGone:
-            return False
-
-    def _receive(self, seconds: float) -> None:
-        if self._closed:
-            raise ProtocolError("this decode engine is closed")
-        for message in self._transport.receive(seconds):
-            self._handle(message)
-        now = time.monotonic()
-        if self._connected and self._state in ("greeted", "silent", "other") and now >= self._greet_at:
-            self._greet_at = now + GREET_SECONDS
-            self._send(HELLO, 0, [greeting(self.engine)])
-        for number, asked in list(self._asked.items()):
-            if asked.arrival is not None and asked.arrival.moved:
-                self._finish(number, asked)
-        if self._asked and now - self._heard > self._patience:
-            self._state, self._greet_at = "silent", 0.0
-            self._compute_all(f"it has said nothing for {self._patience:g} s")
-        for number, asked in list(self._asked.items()):
-            if now - asked.since <= self._longest:
-                break  # the others were asked later
-            self.lost += 1
-            self._compute_here(number, f"it has not come in {self._longest:g} s")
-
-    def _handle(self, message: PeerMessage) -> None:
-        kind, number, frames = message.kind, message.number, message.frames
-        self._heard = time.monotonic()
-        if kind == CAME:
-            self._connected, self._state, self._greet_at = True, "greeted", 0.0
-        elif kind == GONE:
-            if self._connected:
-                self._compute_all("its connection has ended")
-            self._connected, self._state = False, "away"
-        elif kind == HELLO:
-            self._learn(frames)
-        elif kind == BUSY:
-            self._compute_forgotten(frames)
-        elif (asked := self._asked.get(number)) is not None:
-            try:
-                self._take(kind, number, frames, asked)
-            except REFUSED_HERE as error:
-                self._compute_here(number, f"what came of it cannot be used ({error})")
-
-    def _learn(self, frames: Iterable[memoryview]) -> None:
-        """The prefill process has said what it computes."""
-        said = next(iter(frames), memoryview(b""))
-        before, self._differs = self._differs, disagreement(self.engine, said)
-        if not self._differs:
-            self._state = "agreed"
-            return
-        if self._state == "other" and before == self._differs:
-            return
-        log.error("the prefill process at %s %s: it is not asked", self._transport.address, self._differs)
-        self._compute_all("it computes something else")
-        self._state = "other"
-
-    def _compute_forgotten(self, frames: Iterable[memoryview]) -> None:
-        """Compute here what the prefill process does not owe any more.
-
-        ``frames`` say which question of this process came last, and which prompts are still owed.
-        """
-        told = b"".join(frames)
-        if not told or len(told) % OWED.size:
-            return
-        last, *owed = (number for (number,) in OWED.iter_unpack(told))
-        for number in self._asked.keys() - owed:
-            if number <= last:
-                self.lost += 1
-                self._compute_here(number, "it does not know of it any more")
-
-    def _take(self, kind: bytes, number: int, frames: Iterable[memoryview], asked: AskedPrompt) -> None:
-        """Take what the prefill process says of a prompt."""
-        frames = list(frames)
-        if kind == REFUSED:
-            told = bytes(frames[0][:400]).decode(errors="replace") if frames else ""
-            self._compute_here(number, f"it was refused: {told!r}")
-        elif kind == ANSWER and asked.arrival is None and len(frames) == 2:
-            question, cache = asked.question, self.engine.cache
-            head = decode_head(frames[0], question, asked.digest, cache, self.engine.model.vocabulary)
-            request = question.request
-            keys = ContentKeys(cache, question.identity, request.namespace, request.tokens)
-            expected = expect_content(frames[1], head.have, head.boundary, head.end, keys)
-            asked.arrival = Arrival(head, expected, self._mover)
-            self._finish(number, asked)
-        elif kind == PART and asked.arrival is not None:
-            asked.arrival.take_part(frames)
-            self._finish(number, asked)
-        else:
-            raise InputError(f"a message of kind {kind!r} with {len(frames)} parts does not belong here")
-
-    def _finish(self, number: int, asked: AskedPrompt) -> None:
-        """Go on from what was handed over, once all of it is here."""
-        assert asked.arrival is not None
-        try:
-            handover = asked.arrival.handover()
-            if handover is None:
-                return
-            if asked.question.identity != identity_of(self.engine):
-                raise InputError("the model's weights or adapters have changed meanwhile")
-        except REFUSED_HERE as error:
-            self._compute_here(number, f"what came of it cannot be used ({error})")
-            return
-        if asked.arrival.moved:
-            self._send(FETCHED, number)
-        self._forget(number)
-        self.handed_over += 1
-        self.received += asked.arrival.expected.size
-        asked.pending.answer = self.engine.add(asked.pending.request, handover)
-        self._arrived.append((asked.pending.answer, asked.arrival.expected.size))
-
-    def _forget(self, number: int) -> AskedPrompt:
-        asked = self._asked.pop(number)
-        if asked.arrival is not None:
-            asked.arrival.close()
-        return asked
-
-    def _compute_here(self, number: int, why: str) -> None:
-        """Compute a prompt that was asked for, and tell the prefill process that it is not wanted any more."""
-        pending = self._forget(number).pending
-        log.warning("a prompt is computed here, and not by the prefill process: %s", why)
-        self._send(DROP, number)
-        pending.answer = self.engine.add(pending.request)
-
-    def _compute_all(self, why: str) -> None:
-        """Compute here all that the prefill process owes."""
-        numbers = list(self._asked)
-        log.warning("the prefill process is gone (%s): %d prompts are computed here", why, len(numbers))
-        self.lost += len(numbers)
-        for number in numbers:
-            self._send(DROP, number)
-            pending = self._forget(number).pending
-            pending.answer = self.engine.add(pending.request)
+    def _not_agreed(self) -> list[PrefillPeer]:
+        for peer in self._peers:
+            if peer.state == "other":
+                raise InputError(f"the prefill process at {peer.name} {peer.differs}")
+        return [peer for peer in self._peers if peer.state != "agreed"]
 
     def close(self) -> None:
         """Abort what still runs, and disconnect. A mover is closed afterwards, by whoever made it."""
         self._closed = True
         try:
-            for number in list(self._asked):
-                self._forget(number).pending.dropped = True
+            for peer in self._peers:
+                for prompt in peer.close():
+                    prompt.answer.reason = "aborted"
         finally:
-            self._transport.close()
+            self._streams.clear()
             self.engine.close()
 
     def __enter__(self) -> DecodeEngine:

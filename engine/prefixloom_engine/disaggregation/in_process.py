@@ -57,11 +57,11 @@ class InProcessEnd:
             self._changed.notify_all()
 
 
-def in_process_pair() -> tuple[InProcessEnd, InProcessEnd]:
-    """Return the side of a ``PrefillServer`` and that of a ``DecodeEngine``."""
+def in_process_pair(name: str = "in this process") -> tuple[InProcessEnd, InProcessEnd]:
+    """Return the side of a ``PrefillServer`` and that of a ``DecodeEngine``. ``name``: in place of an address."""
     changed = threading.Condition()
-    prefill = InProcessEnd("in this process", b"decode", changed)
-    decode = InProcessEnd("in this process", PREFILL, changed)
+    prefill = InProcessEnd(name, b"decode", changed)
+    decode = InProcessEnd(name, PREFILL, changed)
     prefill.join(decode)
     decode.join(prefill)
     return prefill, decode

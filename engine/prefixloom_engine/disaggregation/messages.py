@@ -22,7 +22,7 @@ from ..contract.requests import Request
 from ..serving.engine import Engine
 from .transport import LONGEST_FRAME
 
-VERSION = 7
+VERSION = 8
 """Of the messages. Both sides compare it, as a part of ``cache_format``."""
 LONGEST_JSON = 1 << 16
 """Bytes of a question's or a head's JSON. Longer ones are not parsed."""
@@ -172,11 +172,12 @@ class AnswerHead:
     end: int
     token: int
     logprob: float
+    hit: int
     question: str
     ticket: str = ""
 
 
-OF_HANDOVER = ("have", "boundary", "end", "token", "logprob")
+OF_HANDOVER = ("have", "boundary", "end", "token", "logprob", "hit")
 """The fields of a head that are those of a ``Handover``."""
 
 
@@ -195,9 +196,9 @@ def decode_head(data: memoryview, question: Question, digest: str, cache: Cache,
         head = AnswerHead(**read_json(data[HEAD_CHECKSUM.size :]))
     except TypeError as error:
         raise InputError(f"the head of an answer has other fields: {error}") from error
-    numbers = head.have, head.boundary, head.end, head.token
+    numbers = head.have, head.boundary, head.end, head.token, head.hit
     if any(type(number) is not int for number in numbers) or type(head.logprob) not in (int, float):
-        raise InputError(f"{numbers} and {head.logprob!r} are no boundaries, token and log-probability")
+        raise InputError(f"{numbers} and {head.logprob!r} are no boundaries, token, hit and log-probability")
     if type(head.ticket) is not str:
         raise InputError("an answer's ticket is a text")
     if head.question != digest:
@@ -210,6 +211,8 @@ def decode_head(data: memoryview, question: Question, digest: str, cache: Cache,
             f"[{head.have}, {head.end}) with a boundary at {head.boundary} is no answer to a prompt of {total} tokens "
             f"of which {question.have} are here"
         )
+    if not 0 <= head.hit < total:
+        raise InputError(f"{head.hit} tokens cannot hit of a prompt of {total}")
     if not 0 <= head.token < vocabulary:
         raise InputError(f"the model has no token {head.token}")
     return head

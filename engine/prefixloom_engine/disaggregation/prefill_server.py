@@ -14,11 +14,12 @@ from typing import Any
 
 import attrs
 
-from prefixloom import InputError, PrefixloomError
+from prefixloom import Figure, InputError, PrefixloomError
 
 from ..contract.requests import Answer
 from ..serving.engine import Engine
 from .addresses import KeyFile, open_transport
+from .around import AroundEngine, figure_of
 from .arrival import parts_of
 from .messages import Question, decode_question, encode_head, greeting, identity_of, question_digest
 from .records import ContentKeys, content_size, pack_content
@@ -75,6 +76,8 @@ class DecodePeer:
     ``uninformed``  whether it is to be told which prompts it is owed; so at first, since some may have been forgotten
     ``stuck``     since when it takes nothing; None: it does
     ``offered``   by number: tickets of what it is fetching, and when they end
+    ``unread``    by number: answers that were sent and of which it has not said that they are there, and how long that
+                  is waited for
     """
 
     name: bytes
@@ -85,6 +88,7 @@ class DecodePeer:
     uninformed: bool = True
     stuck: float | None = None
     offered: dict[int, tuple[bytes, float]] = attrs.field(factory=dict)
+    unread: dict[int, float] = attrs.field(factory=dict)
 
     @property
     def owed(self) -> set[int]:
@@ -98,8 +102,10 @@ class DecodePeer:
         return there + sum(each.size for each in self.asked.values())
 
 
-class PrefillServer:
+class PrefillServer(AroundEngine):
     """Serves all decode processes that connect. ``run`` returns after ``stop``, and closes all also after an interrupt.
+
+    Whoever has requests of its own drives it by ``step``, as any engine.
 
     ``over``      the address to listen at, or a transport
     ``keys``      for an address: the file that ``write_keys`` made
@@ -123,13 +129,17 @@ class PrefillServer:
     ) -> None:
         if not patience > 0:
             raise InputError(f"patience is a number of seconds above 0, got {patience!r}")
-        self.engine = engine
+        super().__init__(engine)
         identity_of(engine)
         self._transport = open_transport(over, "prefill", keys)
         self._mover, self._patience, self._most, self._room = mover, patience, most, room
         self._peers: dict[bytes, DecodePeer] = {}
         self._running = True
+        self._retired = False
+        self._idle = False
         self._busy_sent_at = 0.0
+        self.served = self.refused = self.content = 0
+        """Prompts whose content was made, questions that were refused, and bytes of that content."""
 
     @property
     def address(self) -> str:
@@ -141,13 +151,41 @@ class PrefillServer:
         """How many prompts are computed now, or wait."""
         return sum(len(peer.asked) for peer in self._peers.values())
 
+    @property
+    def load(self) -> tuple[int, int]:
+        """How many requests run, and how many wait, those included whose content is not there yet."""
+        running, waiting = self.engine.load
+        unread = sum(len({*peer.owed, *peer.unread} - peer.asked.keys()) for peer in self._peers.values())
+        return running, waiting + unread
+
+    def figures(self) -> list[Figure]:
+        """Those of the engine, and what decode processes have asked."""
+        return [
+            *self.engine.figures(),
+            figure_of("served", "prompts that were computed for decode processes", self.served),
+            figure_of("refused", "questions of decode processes that were refused", self.refused),
+            figure_of("content_bytes", "bytes of what was computed for decode processes", self.content),
+            figure_of("asking", "decode processes that want something now", len(self._peers), gauge=True),
+        ]
+
+    def retire(self) -> None:
+        """Refuse further questions. What was asked before is computed and sent."""
+        self._retired = True
+
     def run(self) -> None:
         try:
-            idle = False
             while self._running:
-                idle = not self.serve_once(IDLE_SECONDS if idle else 0.0)
+                self.step()
         finally:
             self.close()
+
+    def step(self) -> bool:
+        """Serve once. If there is nothing to do, wait for messages for a moment. True: who listens has never done."""
+        self._idle = not self.serve_once(IDLE_SECONDS if self._idle else 0.0)
+        if self._idle:
+            self.engine.step()  # which tells its observers that nothing has happened
+            self.engine.cache.poll()
+        return True
 
     def serve_once(self, seconds: float = 0.0) -> bool:
         """Take what has come, run a step, send what is complete. False: there was nothing to do.
@@ -160,7 +198,7 @@ class PrefillServer:
                 self._handle(message)
             except PeerGone as error:
                 self._drop_peer(message.peer, str(error))
-        busy = self.engine.step() if self.prompts else False
+        busy = self.engine.step() if any(self.engine.load) else False
         for peer in list(self._peers.values()):
             try:
                 self._serve_peer(peer)
@@ -188,6 +226,8 @@ class PrefillServer:
         if number in owed:
             raise InputError("this number is in use")
         peer.last = max(peer.last, number)
+        if self._retired:
+            raise InputError("this prefill process ends")
         if len(owed) >= self._most or self.prompts >= MOST_PROMPTS:
             raise InputError("too many prompts are asked for")
         question = decode_question(self.engine, frames)
@@ -199,6 +239,7 @@ class PrefillServer:
 
     def _refuse(self, peer: DecodePeer, number: int, why: str) -> None:
         """Say no. Of a flood of refusals some are left out; what the process is owed tells it then."""
+        self.refused += 1
         if len(peer.refused) < self._most:
             peer.refused[number] = why
         else:
@@ -207,6 +248,7 @@ class PrefillServer:
     def _drop(self, peer: DecodePeer, number: int) -> None:
         """A prompt is not wanted any more, or its content has been fetched."""
         peer.refused.pop(number, None)
+        peer.unread.pop(number, None)
         if number in peer.asked:
             self.engine.abort(peer.asked.pop(number).answer)
         if number in peer.offered:
@@ -231,13 +273,16 @@ class PrefillServer:
             raise PeerGone(f"it has taken nothing for {self._patience:g} s")
         for number in [number for number, (_, ends) in peer.offered.items() if now > ends]:
             self._release(peer, number)
-        if not (peer.owed or peer.refused or peer.uninformed):
+        for number in [number for number, ends in peer.unread.items() if now > ends]:
+            del peer.unread[number]
+        if not (peer.owed or peer.refused or peer.uninformed or peer.unread):
             self._peers.pop(peer.name, None)
 
     def _answer(self, peer: DecodePeer, number: int, asked: OwedPrompt) -> None:
         answer, question = asked.answer, asked.question
         assert answer.handed is not None
-        handed = attrs.evolve(answer.handed, logprob=answer.logprobs[0] if answer.logprobs else 0.0)
+        logprob = answer.logprobs[0] if answer.logprobs else 0.0
+        handed = attrs.evolve(answer.handed, logprob=logprob, hit=answer.hit)
         request = question.request
         keys = ContentKeys(self.engine.cache, question.identity, request.namespace, request.tokens)
         offer = None
@@ -246,6 +291,8 @@ class PrefillServer:
         content = memoryview(bytearray(handed.size)) if offer is None else offer.memory
         headers = pack_content(handed, keys, content, question.checksum)
         ticket = b"" if offer is None else offer.ticket
+        self.served += 1
+        self.content += handed.size
         peer.outgoing.append((ANSWER, number, [encode_head(handed, asked.digest, ticket), headers]))
         if offer is not None:
             peer.offered[number] = ticket, time.monotonic() + self._patience
@@ -276,7 +323,8 @@ class PrefillServer:
         else:
             taken = self._transport.send(peer.name, *peer.outgoing[0])
             if taken:
-                peer.outgoing.popleft()
+                _, number, _ = peer.outgoing.popleft()
+                peer.unread[number] = time.monotonic() + self._patience
         return taken
 
     def _inform_peers(self) -> None:

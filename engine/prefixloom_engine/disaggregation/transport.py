@@ -15,8 +15,7 @@ import attrs
 
 HELLO, ASK, DROP, ANSWER, PART, BUSY, REFUSED, FETCHED = b"h", b"a", b"d", b"r", b"p", b"b", b"x", b"f"
 """The kinds of messages: what the sender computes; a prompt is wanted; it is wanted no more; what was computed of it; a
-part of its content; prompts are being computed, and which; a prompt is refused; content that was offered to a mover is
-here."""
+part of its content; prompts are being computed, and which; a prompt is refused; all content of an answer is here."""
 CAME, GONE = b"+", b"-"
 """Kinds that only a transport itself makes, for its own side: the peer is connected; it is not any more."""
 KINDS = frozenset({HELLO, ASK, DROP, ANSWER, PART, BUSY, REFUSED, FETCHED})

@@ -144,6 +144,7 @@ def requests_of(
     namespace: str,
     stops: frozenset[int],
     label: str,
+    prefill: str = "",
 ) -> list[Request]:
     """The requests of one prompt, one for each choice. ``most``: how long an answer may be."""
     temperature = 1.0 if asked.temperature is None else asked.temperature
@@ -158,6 +159,7 @@ def requests_of(
             tuple(tokens), most, stops=ends, temperature=temperature, top_p=1.0 if asked.top_p is None else asked.top_p,
             seed=(seed + choice) % 2**63, namespace=namespace, priority=asked.priority, ttl=asked.ttl,
             logprobs=logprobs, top_logprobs=alternatives, label=label, inputs=inputs,
+            prefill=prefill,
         )
         for choice in range(asked.n)
     ]  # fmt: skip
@@ -180,7 +182,7 @@ class Usage:
     @property
     def told(self) -> Object:
         answered = sum(len(each.tokens) for each in self.answers)
-        cached = sum(each.ticket.hit for each in self.answers[:: self.choices])
+        cached = sum(each.ticket.cached for each in self.answers[:: self.choices])
         return {
             "prompt_tokens": self.prompt,
             "completion_tokens": answered,

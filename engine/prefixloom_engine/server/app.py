@@ -40,6 +40,7 @@ T = TypeVar("T", bound=BaseModel)
 R = TypeVar("R")
 UNEXPECTED = ApiError(500, "something went wrong in the server")
 HURRIED_SECONDS = 2.0
+PREFILL_HEADER = "x-prefixloom-prefill"
 CLIENT_LEFT = 499
 """The status that logs have of a request whose client has gone."""
 
@@ -184,9 +185,9 @@ class Server:
     # ------------------------------------------------------------ answering
     async def begin(
         self, asked: ChatAsked | CompletionAsked, form: Form, prompts: Sequence[ChatPrompt], tenant: Tenant,
-        share: BodyShare,
+        share: BodyShare, prefill: str,
     ) -> Begun:  # fmt: skip
-        """Ask the engine for all choices of all prompts."""
+        """Ask the engine for all choices of all prompts. ``prefill``: the process that is to compute these prompts."""
         share.hold(sum(each.bytes for each in prompts))
         most = asked.most_tokens if isinstance(asked, ChatAsked) else asked.max_tokens
         namespace, stops = tenant.namespace_of(asked.cache_salt), self.worker.engine.model.stops | self.tokenizer.stops
@@ -195,7 +196,7 @@ class Server:
             for prompt in prompts
             for each in requests_of(
                 asked, prompt.tokens, prompt.inputs, self.room(len(prompt.tokens), most), namespace, stops,
-                tenant.name or "a client",
+                tenant.name or "a client", prefill,
             )
         ]  # fmt: skip
         tickets = await self.worker.add(*requests)
@@ -265,7 +266,7 @@ class Server:
         self.worker.check_room(asked.n)
         prompt = await self.chat_prompt(request, asked)
         form = ChatForm(self.name, self.fingerprint, asked, self.tokenizer, prompt.tokens)
-        return await self.begin(asked, form, [prompt], tenant, share)
+        return await self.begin(asked, form, [prompt], tenant, share, prefill_of(request))
 
     async def chat_prompt(self, request: Request, asked: ChatAsked | TokenizeAsked) -> ChatPrompt:
         messages = [each.model_dump(exclude_none=True) for each in asked.messages or ()]
@@ -293,7 +294,7 @@ class Server:
         )
         echoes = [each if isinstance(each, str) else self.tokenizer.decode(each) for each in several if asked.echo]
         form = CompletionForm(self.name, self.fingerprint, asked, echoes)
-        return await self.begin(asked, form, prompts, tenant, share)
+        return await self.begin(asked, form, prompts, tenant, share, prefill_of(request))
 
     async def tokenize(self, request: Request) -> Response:
         self.tenant(request)
@@ -336,9 +337,11 @@ class Server:
         }
 
     async def health(self, request: Request) -> Response:
-        """Whether the engine lives. It needs no key, since whoever watches over a server asks it."""
-        error = self.worker.error
-        return JSONResponse({"status": "ok" if error is None else str(error)}, 200 if error is None else 503)
+        """Whether the engine lives, and what it knows of prefill processes, without which it answers as well. It needs
+        no key, since whoever watches over a server asks it."""
+        error, peers = self.worker.error, dict(self.worker.engine.peers)
+        told = {"status": "ok" if error is None else str(error), **({"prefill": peers} if peers else {})}
+        return JSONResponse(told, 200 if error is None else 503)
 
     def routes(self) -> list[Route]:
         return [
@@ -376,6 +379,11 @@ def make_app(server: Server, more: Sequence[Route] = ()) -> Starlette:
         500: lambda request, error: told(UNEXPECTED, {"connection": "close"}),  # which is what happens then
     }
     return Starlette(routes=[*server.routes(), *more], exception_handlers=handlers, lifespan=lifespan)
+
+
+def prefill_of(request: Request) -> str:
+    """The address of the prefill process that is to compute the prompts of a body, if a router has chosen it."""
+    return request.headers.get(PREFILL_HEADER, "")
 
 
 def told(error: ApiError, headers: Mapping[str, str] | None = None) -> Response:

@@ -77,6 +77,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     cache.add_argument(
         "--events", metavar="ENDPOINT", help="publish what is cached for routers, such as at tcp://127.0.0.1:5557"
     )
+    apart = parser.add_argument_group("prefill apart from decode")
+    apart.add_argument(
+        "--prefill", metavar="ADDRESS,...", help="of servers that compute prompts, such as tcp://127.0.0.1:5600"
+    )
+    apart.add_argument("--as-prefill", metavar="ADDRESS", help="compute prompts for servers that connect there")
+    apart.add_argument("--prefill-keys", metavar="FILE", help="with the keys of both sides, for other machines")
+    apart.add_argument("--prefill-mover", choices=("nixl",), help="moves content past the connection")
     serving = parser.add_argument_group("serving")
     serving.add_argument("--host", default="127.0.0.1", help="address to listen at (default: 127.0.0.1)")
     serving.add_argument("--port", default="8000", metavar="N", help="default: 8000; 0: any that is free")
@@ -109,12 +116,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @attrs.frozen
 class ServeSettings:
-    """The options, checked: ``numbers`` and ``sizes`` by name, and the ``traffic`` for which memory is divided."""
+    """The options, checked and converted: ``numbers`` and ``sizes`` by name.
+
+    ``traffic``  what memory is divided for
+    ``prefill``  the addresses of prefill servers; None: prompts are computed here
+    """
 
     args: argparse.Namespace
     numbers: dict[str, int]
     sizes: dict[str, int]
     traffic: Traffic
+    prefill: list[str] | None = None
 
 
 def settings_of(args: argparse.Namespace) -> ServeSettings:
@@ -137,7 +149,31 @@ def settings_of(args: argparse.Namespace) -> ServeSettings:
         raise InputError("--store stands behind the host's memory: give --host-memory as well, such as 8GiB")
     typical: dict[str, Any] = parse_traffic(args.traffic, ("prompt", "output", "shared"))
     traffic = Traffic(running=numbers["max_running"], chunk=numbers["chunk"], **typical)
-    return ServeSettings(args, numbers, sizes, traffic)
+    return ServeSettings(args, numbers, sizes, traffic, prefill_of(args))
+
+
+def prefill_of(args: argparse.Namespace) -> list[str] | None:
+    """The addresses of prefill servers, checked with the keys for them. None: prompts are computed here."""
+    if args.prefill is None and args.as_prefill is None:
+        if args.prefill_keys is not None or args.prefill_mover is not None:
+            raise InputError("--prefill-keys and --prefill-mover go with --prefill or --as-prefill")
+        return None
+    if args.prefill is not None and args.as_prefill is not None:
+        raise InputError(
+            "--prefill has prompts computed by others, and --as-prefill computes those of others: give one"
+        )
+    from ..disaggregation.addresses import check_address
+    from ..disaggregation.keys import read_keys
+
+    if args.as_prefill is not None:
+        check_address(args.as_prefill, "prefill", args.prefill_keys)
+        return None
+    addresses = [each.strip() for each in args.prefill.split(",") if each.strip()]
+    if args.prefill_keys is not None:
+        read_keys(args.prefill_keys, "decode")
+    for each in addresses:
+        check_address(each, "decode", args.prefill_keys)
+    return addresses
 
 
 def run(args: argparse.Namespace) -> int:
@@ -164,12 +200,20 @@ def run(args: argparse.Namespace) -> int:
 
 @attrs.frozen
 class Assembled:
-    """A server that is ready to be run. ``about``: its model, in words. ``publisher``: of its events; None: of none."""
+    """A server that is ready to be run.
+
+    ``about``      its model, in words
+    ``publisher``  of its events; None: of none
+    ``prefill_at`` where servers find it whose prompts it computes; "": it computes none
+    ``set_peers``  tells it the addresses of prefill servers, in the engine's thread
+    """
 
     app: ASGIApp
     server: Server
     about: str
     publisher: Any
+    prefill_at: str
+    set_peers: Callable[[list[str]], None]
 
 
 def assembled(settings: ServeSettings, failed: Callable[[BaseException], None]) -> Assembled:
@@ -178,6 +222,7 @@ def assembled(settings: ServeSettings, failed: Callable[[BaseException], None]) 
     ``failed`` is called in the event loop of the application if the engine is given up.
     """
     from ..contract.observer import Observer, Polled
+    from ..serving.driving import DrivenEngine
     from ..serving.engine import Engine
     from ..tracing.trace import Trace
     from .access import Access, read_keys
@@ -198,8 +243,30 @@ def assembled(settings: ServeSettings, failed: Callable[[BaseException], None]) 
     observers: list[Observer] = [] if trace is None else [trace]
     closing: list[Callable[[], None]] = [] if trace is None else [trace.close]
     publishers: list[Any] = []
+    set_peers: list[Callable[[list[str]], None]] = []
+    prefill_at: list[str] = []
 
-    def make() -> Engine:
+    def apart(engine: Engine) -> DrivenEngine:
+        """The engine with the processes that compute for it, or for which it computes."""
+        if settings.prefill is None and args.as_prefill is None:
+            return engine
+        from ..disaggregation import DecodeEngine, PrefillServer
+
+        mover = None
+        if args.prefill_mover is not None:
+            from ..disaggregation.nixl_mover import NixlMover
+
+            mover = NixlMover()
+            closing.append(mover.close)
+        if settings.prefill is not None:
+            decode = DecodeEngine(engine, settings.prefill, keys=args.prefill_keys, mover=mover)
+            set_peers.append(decode.set_peers)
+            return decode
+        prefill = PrefillServer(engine, args.as_prefill, keys=args.prefill_keys, mover=mover)
+        prefill_at.append(prefill.address)
+        return prefill
+
+    def make() -> DrivenEngine:
         cache = compose(
             model.config,
             plugins=[] if tier is None else [tier],
@@ -222,10 +289,15 @@ def assembled(settings: ServeSettings, failed: Callable[[BaseException], None]) 
 
             cache = recorded = record(cache, args.record)
             closing.append(recorded.finish)
-        return Engine(
+        engine = Engine(
             model, cache, chunk=numbers["chunk"], max_running=numbers["max_running"], policy="priority",
             speculate=numbers["speculate"], observers=observers,
         )  # fmt: skip
+        try:
+            return apart(engine)
+        except BaseException:
+            engine.close()
+            raise
 
     def ended() -> None:
         store.close()
@@ -248,7 +320,10 @@ def assembled(settings: ServeSettings, failed: Callable[[BaseException], None]) 
         from .telemetry import Telemetry, batches_to
 
         app = Telemetry(worker, name, [batches_to(args.otlp)]).around(app)
-    return Assembled(app, server, about, publishers[0] if publishers else None)
+    return Assembled(
+        app, server, about, publishers[0] if publishers else None, prefill_at[0] if prefill_at else "",
+        set_peers[0] if set_peers else lambda addresses: None,
+    )  # fmt: skip
 
 
 def name_of(args: argparse.Namespace) -> str:
@@ -277,13 +352,20 @@ def _serve(settings: ServeSettings) -> int:
         ),
         made.server,
         f"prefixloom serves {made.server.name} ({made.about})",
-        [str(line) for line in made.server.worker.engine.cache.composition.sizing],
+        [str(line) for line in made.server.worker.engine.cache.composition.sizing] + apart_lines(made, settings),
     )  # fmt: skip
     _allow_many_files()
     http.run()
     for error in failures:
         print(f"prefixloom: {error}", file=sys.stderr)
     return 1 if failures or not http.started else 0
+
+
+def apart_lines(made: Assembled, settings: ServeSettings) -> list[str]:
+    """Which other servers it works with, in words."""
+    if settings.prefill is not None:
+        return [f"prompts are computed at {', '.join(settings.prefill) or 'addresses that come'}, or else here"]
+    return [f"computes prompts for servers with --prefill {made.prefill_at}"] if made.prefill_at else []
 
 
 def _allow_many_files() -> None:

@@ -82,7 +82,7 @@ class Requests:
         if ticket.admitted_at:
             self.queued.observe(max(0.0, ticket.admitted_at - ticket.begun))
             self.prompts.inc(len(ticket.request.tokens))
-            self.cached.inc(ticket.hit)
+            self.cached.inc(ticket.cached)
         if ticket.first_at:
             self.first.observe(ticket.first_at - ticket.begun)
             if ticket.count > 1:
@@ -124,7 +124,7 @@ class Insight:
     def _read(self) -> Snapshot:
         """In the engine's thread."""
         cache, history = self.engine.cache, self.engine.cache.history()
-        figures, now = cache.figures(), time.monotonic()
+        figures, now = self.engine.figures(), time.monotonic()
         running, waiting = self.engine.load
         recent = [
             {"seconds_ago": now - each.when, "component": each.component, "tier": each.tier,

@@ -109,7 +109,7 @@ class Telemetry:
             "gen_ai.request.top_p": float(request.top_p),
             "gen_ai.usage.input_tokens": len(request.tokens),
             "gen_ai.usage.output_tokens": ticket.count,
-            "gen_ai.usage.cache_read.input_tokens": ticket.hit,
+            "gen_ai.usage.cache_read.input_tokens": ticket.cached,
             "gen_ai.response.finish_reasons": (ticket.reason,),
         }
         span = self._tracer.start_span(

@@ -86,8 +86,9 @@ def fleet_frame(told: dict[str, Any], trouble: str = "") -> Any:
         insight, stats = each["insight"], each["insight"]["stats"]
         asked = stats["asked_tokens"]
         free = ", ".join(f"{name} {share:.0%}" for name, share in each.get("free", {}).items())
+        kind = " (prefill)" if each.get("role") == "prefill" else ""
         table.add_row(
-            Text(each["name"]), Text(each.get("fingerprint") or "?"), f"{insight['running']:,}",
+            Text(each["name"] + kind), Text(each.get("fingerprint") or "?"), f"{insight['running']:,}",
             f"{insight['waiting']:,}", f"{each.get('tokens_ahead', 0):,}",
             f"{stats['hit_tokens'] / asked:.1%}" if asked else "-", Text(free), Text(each.get("events", "?")),
         )  # fmt: skip

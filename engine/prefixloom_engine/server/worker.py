@@ -23,7 +23,7 @@ import attrs
 from prefixloom import InputError, PrefixloomError
 
 from ..contract.requests import Answer, Request
-from ..serving.engine import Engine
+from ..serving.driving import DrivenEngine
 
 log = logging.getLogger("prefixloom.server")
 T = TypeVar("T")
@@ -47,7 +47,10 @@ class QueueFull(PrefixloomError):
 
 @attrs.frozen
 class News:
-    """What is new of an answer: its next tokens and, once it is over, why it ended."""
+    """What is new of an answer: its next tokens and, once it is over, why it ended.
+
+    ``hit``     how many tokens of the prompt were cached here, and ``cached`` also elsewhere
+    """
 
     tokens: list[int]
     logprobs: list[float]
@@ -56,6 +59,7 @@ class News:
     error: BaseException | None
     hit: int
     admitted_at: float = 0.0
+    cached: int = 0
 
 
 class PendingAnswer:
@@ -71,7 +75,7 @@ class PendingAnswer:
         self.context = copy_context()
         """Of the task that asks: what a request came with is there."""
         self.admitted_at = self.first_at = self.last_at = 0.0
-        self.count = self.hit = 0
+        self.count = self.hit = self.cached = 0
         self.reason = ""
         self.over = False
         self._ended = ended
@@ -83,7 +87,7 @@ class PendingAnswer:
         if self.over:
             return
         self._news.append(news)
-        self.hit = news.hit
+        self.hit, self.cached = news.hit, max(news.cached, self.cached)
         self.admitted_at = news.admitted_at or self.admitted_at
         if news.tokens:
             self.last_at = time.monotonic()
@@ -131,7 +135,7 @@ class EngineWorker:
 
     def __init__(
         self,
-        make: Callable[[], Engine],
+        make: Callable[[], DrivenEngine],
         most: int,
         failed: Callable[[BaseException], None],
         ended: Callable[[], None] = lambda: None,
@@ -151,10 +155,10 @@ class EngineWorker:
         """Whether the engine is driven no more."""
         self._wake = threading.Event()
         self._stopping = False
-        self._patience = 0.0
+        self._patience = self._ends_at = 0.0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._started = threading.Event()
-        made: Future[Engine] = Future()
+        made: Future[DrivenEngine] = Future()
         self._thread = threading.Thread(target=self._live, args=(make, made), name="prefixloom engine", daemon=True)
         self._thread.start()
         self.engine = made.result()
@@ -250,7 +254,7 @@ class EngineWorker:
         await asyncio.to_thread(self._thread.join)
 
     # ------------------------------------------------------------ in the worker's thread
-    def _live(self, make: Callable[[], Engine], made: Future[Engine]) -> None:
+    def _live(self, make: Callable[[], DrivenEngine], made: Future[DrivenEngine]) -> None:
         try:
             made.set_result(make())
         except BaseException as error:
@@ -274,7 +278,7 @@ class EngineWorker:
     def _drive(self) -> None:
         """Step until the worker is stopped and nothing runs. What it raises is why the engine has to be given up."""
         failures = 0
-        while not (self._stopping and not self._running and not self._calls):
+        while not (self._stopping and self._is_over()):
             self._wake.clear()
             self._do_calls()
             try:
@@ -290,6 +294,14 @@ class EngineWorker:
             if not worked and not self._calls:
                 self.engine.cache.poll()
                 self._wake.wait(POLL_SECONDS)
+
+    def _is_over(self) -> bool:
+        """Whether the worker, which is to stop, has nothing to do any more, for its clients or for other processes."""
+        if not self._ends_at:
+            self._ends_at = time.monotonic() + self._patience
+            self.engine.retire()
+        busy = any(self.engine.load) and time.monotonic() < self._ends_at
+        return not (self._running or self._calls or busy)
 
     def _write_out(self) -> None:
         """Poll until the store has all that was to be written."""
@@ -332,7 +344,7 @@ class EngineWorker:
                 continue
             news = News(
                 answer.tokens[told:], answer.logprobs[told:], answer.alternatives[told:],
-                answer.reason, answer.error, answer.hit, answer.admitted_at,
+                answer.reason, answer.error, answer.hit, answer.admitted_at, answer.cached,
             )  # fmt: skip
             running.told = len(answer.tokens)
             found.append((running.ticket, news))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import attrs
 
-from prefixloom import Cache, InputError
+from prefixloom import Cache, InputError, SequenceNeeds
 
 from ..forward.jobs import Job
 
@@ -90,36 +90,22 @@ POLICIES: Mapping[str, Order] = {"fcfs": fcfs, "lpm": lpm, "dfs-weight": dfs_wei
 class PageBudget:
     """Counts the pages that requests need of every pool, from the reaches of the components alone.
 
-    A path needs a page for every token of a sequence. A window needs the pages that its reach covers at the end of the
-    sequence, and those that one step adds. So whichever pool is short decides whether a request is admitted, and a
-    request that could never run is refused at once.
+    Whichever pool is short decides whether a request is admitted. A request that could never run is refused at once.
 
-    ``chunk``: how many tokens one step of prefill computes.
+    ``chunk``: how many tokens one step of prefill computes. ``needs``: what one request holds.
     """
 
     def __init__(self, cache: Cache, chunk: int) -> None:
         self._cache = cache
-        self._chunk = chunk
         self._parts = [part for part in cache.composition.parts if part.page_tokens]
-
-    def pages_held(self, length: int) -> dict[str, int]:
-        """By component: how many pages a sequence of ``length`` tokens holds at most while it runs."""
-        found = {}
-        rewind = self._cache.composition.max_rewind
-        most = max(self._chunk, 1 + rewind) + rewind  # a step computes a chunk, or a token and guesses
-        for part in self._parts:
-            size = part.page_tokens
-            kept = sum(-(-end // size) - start // size for start, end in part.reach.needs(length))
-            step = -(-most // size) + 1
-            found[part.name] = min(-(-length // size), kept + step)
-        return found
+        self.needs = SequenceNeeds.of(cache.composition, chunk)
 
     def check(self, length: int, name: str) -> None:
         """Refuse a request of ``length`` tokens that could not run even alone.
 
         ``length`` leaves out the last token of the answer, since its entries are never computed.
         """
-        held = self.pages_held(length)
+        held = self.needs.slots(length)
         for part in self._parts:
             if held[part.name] > part.capacity:
                 size = part.page_tokens
@@ -132,7 +118,7 @@ class PageBudget:
     def pages_outstanding(self, job: Job) -> dict[str, int]:
         """By component: how many pages a running job still takes until its prefill ends and its first token decodes."""
         total, end = max(job.prefill_end, job.launched) + 1, job.launched
-        held = self.pages_held(total)
+        held = self.needs.slots(total)
         return {
             part.name: min(-(-total // part.page_tokens) - -(-end // part.page_tokens), held[part.name])
             for part in self._parts

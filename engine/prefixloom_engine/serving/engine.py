@@ -10,14 +10,13 @@ from __future__ import annotations
 import bisect
 import logging
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
-from prefixloom import Cache, Identity, InputError, PrefixloomError, ProtocolError, Sequence, encode
+from prefixloom import Cache, Figure, Identity, InputError, PrefixloomError, ProtocolError, Sequence, encode
 
 from ..contract.handover import Handover
 from ..contract.model import Identified, Media, Model, Multimodal
@@ -25,6 +24,7 @@ from ..contract.observer import Observer, PrefillChunk, StepFacts
 from ..contract.requests import POSITIONS, Answer, Request, shown
 from ..forward.jobs import Job, LogitsError, PlannedRow
 from ..forward.stream import ForwardStream, LaunchedStep
+from .driving import AnswerStream, OpenStreams, generate
 from .guessing import CheckedGuesser, Guesser, PromptLookup
 from .interrupts import defer_interrupts
 from .observers import Observers, observers_of
@@ -81,8 +81,7 @@ class Engine:
         self._scheduler = Scheduler(cache, policy, chunk, max_running, checked, clock)
         self._forward = ForwardStream(runner, cache, max_running, overlap)
         self._in_flight: deque[LaunchedStep] = deque()
-        self._streams: dict[Answer, weakref.ref[AnswerStream]] = {}
-        """The streams whose answers may not be done yet. A finalizer could come in the middle of a change."""
+        self._streams = OpenStreams()
         self._identified = model if isinstance(model, Identified) else None
         self._identity: Identity | None = None
         self._jobs_added = 0
@@ -96,17 +95,17 @@ class Engine:
             self._observers.attached(cache)
 
     # ------------------------------------------------------------ requests
-    def add(self, request: Request, handed: Handover | None = None) -> Answer:
+    def add(self, request: Request, handed: Handover | None = None, *, answer: Answer | None = None) -> Answer:
         """Queue a request. Refuse at once tokens that the model does not know, and what the pools can never hold.
 
         ``handed``: what another engine computed of the prompt. If that does not fit any more when the request is
-        admitted, this engine computes the prompt itself.
+        admitted, this engine computes the prompt itself. ``answer``: an empty one that the client has already.
         """
         speculate = self.check(request)
         media = self._media(request)
         stops = self.model.stops if request.stops is None else request.stops
         self._identify()
-        answer = Answer(request)
+        answer = Answer(request) if answer is None else answer
         key, namespace = encode(request.tokens), self.namespace(request.namespace)
         job = Job(answer, self._jobs_added, list(request.tokens), key, namespace, stops, speculate, media)
         job.handover = handed
@@ -238,7 +237,8 @@ class Engine:
             planned = 0.0 if self._observers is None else time.perf_counter()
             self._restart_failed(None)  # the program may have polled or flushed the cache since the last step
             self._end_unusable()
-            self._end_dropped()
+            for answer in self._streams.dropped():
+                self._abort(answer)
             if self._identified is not None and self._identified.changed():
                 self._identify()
             if self._expires:
@@ -423,13 +423,6 @@ class Engine:
                     self._scheduler.counts.failed += 1
                     self._scheduler.end(row.job, "error", row.error)
 
-    def _end_dropped(self) -> None:
-        """Abort the requests whose streams were dropped."""
-        for answer, stream in list(self._streams.items()):
-            if answer.done or stream() is None:
-                del self._streams[answer]
-                self._abort(answer)
-
     def _is_unusable(self, step: LaunchedStep, row: PlannedRow) -> bool:
         """Whether this row of a step that is over, and nothing else, ends its job.
 
@@ -445,21 +438,7 @@ class Engine:
 
         If one prompt is refused, none is begun. An exception or an interrupt aborts what this call has begun.
         """
-        if isinstance(prompts, (str, bytes, Request)) or not isinstance(prompts, Iterable):
-            raise InputError(f"generate takes a list of prompts, each a Request or a list of tokens, got {prompts!r}")
-        requests = [p if isinstance(p, Request) else Request(p, max_tokens) for p in prompts]
-        answers: list[Answer] = []
-        try:
-            with defer_interrupts():
-                for request in requests:
-                    answers.append(self.add(request))
-            while not all(answer.done for answer in answers):
-                self.step()
-        finally:
-            with defer_interrupts():
-                for answer in answers:
-                    self._abort(answer)
-        return answers
+        return generate(self, prompts, max_tokens)
 
     def stream(self, prompt: Request | Iterable[int], max_tokens: int = 32) -> AnswerStream:
         """Return the tokens of one answer as they come, while other requests run.
@@ -467,10 +446,7 @@ class Engine:
         Closing the iterator aborts it. So does dropping the iterator, at the engine's next step.
         """
         request = prompt if isinstance(prompt, Request) else Request(prompt, max_tokens)
-        with defer_interrupts():  # if an interrupt is raised here, the stream is dropped, and so the request aborted
-            stream = AnswerStream(self, self.add(request))
-            self._streams[stream.answer] = weakref.ref(stream)
-            return stream
+        return self._streams.begin(self, request)
 
     @property
     def counts(self) -> Counts:
@@ -486,6 +462,18 @@ class Engine:
         """How many tokens of prompts are still to be computed, those included that may yet hit."""
         waiting = sum(len(job.tokens) for job in self._scheduler.waiting)
         return waiting + sum(max(0, job.prefill_end - job.launched) for job in self._scheduler.running)
+
+    @property
+    def peers(self) -> Mapping[str, str]:
+        """By name, the processes that compute for this one: there are none."""
+        return {}
+
+    def figures(self) -> list[Figure]:
+        """The figures of the cache, for a dashboard."""
+        return self.cache.figures()
+
+    def retire(self) -> None:
+        """Take nothing new from other processes: an engine alone has nothing of them."""
 
     def account(self) -> None:
         """From now on, count in the cache's history why the tokens of each request miss (``Cache.account``)."""
@@ -535,28 +523,3 @@ def facts_of(rows: Iterable[PlannedRow], number: int, planned: float) -> StepFac
             decoded += 1
             drafted += row.guess_count
     return StepFacts(number, tuple(chunks), decoded, drafted, planned, time.perf_counter())
-
-
-class AnswerStream:
-    """Iterates over the tokens of an answer. Closing it early aborts the request; the engine sees if it is dropped."""
-
-    def __init__(self, engine: Engine, answer: Answer) -> None:
-        self.engine, self.answer = engine, answer
-        self._returned = 0
-
-    def __iter__(self) -> AnswerStream:
-        return self
-
-    def __next__(self) -> int:
-        answer = self.answer
-        while self._returned == len(answer.tokens):
-            if answer.error is not None:
-                raise answer.error
-            if answer.done:
-                raise StopIteration
-            self.engine.step()
-        self._returned += 1
-        return answer.tokens[self._returned - 1]
-
-    def close(self) -> None:
-        self.engine.abort(self.answer)

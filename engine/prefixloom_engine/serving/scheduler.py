@@ -388,6 +388,8 @@ class Scheduler:
             )
         job.prefill_stops = {sequence.branch} if sequence.branch else set()
         self.counts.restored += brought
+        if job.handover is not None:
+            job.answer.prefill_hit = job.handover.hit
         if not job.admitted:
             job.answer.hit, job.answer.restored = sequence.ready, brought
         job.admitted = True

@@ -8,6 +8,8 @@ import sys
 
 from prefixloom_engine.server.client import ServerRefused, add_server_arguments, ask
 
+ROLES = {"prefill": "prefill, ", "decode": "decode, "}
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="as data")
@@ -27,8 +29,9 @@ def run(args: argparse.Namespace) -> int:
     print(f"routing: {told['policy']}; requests: {', '.join(f'{name} {n}' for name, n in told['requests'].items())}")
     for each in told["replicas"]:
         free = ", ".join(f"{name} {share:.0%}" for name, share in each["free"].items())
+        role = ROLES.get(each.get("role"), "")
         print(
-            f"  {each['name']} (process {each['pid']}, weights {each['fingerprint']}): {each['running']} requests, "
-            f"{each['tokens_ahead']} tokens ahead; free: {free}; events: {each['events']}"
+            f"  {each['name']} ({role}process {each['pid']}, weights {each['fingerprint']}): "
+            f"{each['running']} requests, {each['tokens_ahead']} tokens ahead; free: {free}; events: {each['events']}"
         )
     return 0

@@ -19,7 +19,7 @@ import attrs
 
 from prefixloom import CompositionError, PrefixloomError
 
-from .config import FleetConfig
+from .config import FleetConfig, Role
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 if (Path.home() / ".ray" / "auth_token").exists():  # a local cluster has made it, and wants it of whoever joins
@@ -53,7 +53,7 @@ def start_ray(config: FleetConfig) -> None:
     if config.address:
         ray.init(address=config.address, log_to_driver=False, logging_level="warning")
         return
-    wanted = int(config.most * config.cpus) + 4
+    wanted = int((config.most + config.prefill) * config.cpus) + 4
     ray.init(
         num_cpus=max(wanted, os.cpu_count() or 1), include_dashboard=False, log_to_driver=False,
         logging_level="warning", _node_ip_address=LOOPBACK,
@@ -69,38 +69,43 @@ def deploy(config: FleetConfig, revision: str = "1") -> str:
     from .replica import Replica
     from .router import PolicyRouter
 
-    numbers = config.settings.numbers
-    options = [*config.options, *(["--events", "tcp://127.0.0.1:0"] if config.events else [])]
     quiet = LoggingConfig(log_level="WARNING", enable_access_log=False)
+    settings = config.settings_of(config.role)
     scaled: dict[str, Any] = {"num_replicas": config.least}
     if config.most > config.least:
         scaled = {
             "autoscaling_config": AutoscalingConfig(
-                min_replicas=config.least, max_replicas=config.most, target_ongoing_requests=numbers["max_running"],
+                min_replicas=config.least, max_replicas=config.most,
+                target_ongoing_requests=settings.numbers["max_running"],
                 upscale_delay_s=5.0, downscale_delay_s=60.0,
             )
         }  # fmt: skip
-    patience = float(numbers["drain"]) + 10.0
-    replicas = serve.deployment(Replica).options(
-        name="Replica",
-        max_ongoing_requests=numbers["max_running"] + numbers["max_queue"],
-        max_queued_requests=config.waiting,
-        request_router_config=RequestRouterConfig(
-            request_router_class=PolicyRouter,
-            request_router_kwargs={"policy": config.policy, "events": config.events},
-            request_routing_stats_period_s=STATS_SECONDS,
-            request_routing_stats_timeout_s=10.0,
-        ),
-        ray_actor_options={"num_cpus": config.cpus, "num_gpus": config.gpus},
-        health_check_period_s=HEALTH_SECONDS,
-        health_check_timeout_s=HEALTH_PATIENCE,
-        graceful_shutdown_timeout_s=patience,
-        graceful_shutdown_wait_loop_s=0.5,
-        max_surge_percent=config.surge,
-        max_constructor_retry_count=2,
-        logging_config=quiet,
-        **scaled,
-    )
+    patience = float(settings.numbers["drain"]) + 10.0
+
+    def servers(name: str, role: Role, policy: str, **count: Any) -> Any:
+        """A deployment of replicas that do this."""
+        numbers = config.settings_of(role).numbers
+        return serve.deployment(Replica).options(
+            name=name,
+            max_ongoing_requests=numbers["max_running"] + numbers["max_queue"],
+            max_queued_requests=config.waiting,
+            request_router_config=RequestRouterConfig(
+                request_router_class=PolicyRouter,
+                request_router_kwargs={"policy": policy, "events": config.events},
+                request_routing_stats_period_s=STATS_SECONDS,
+                request_routing_stats_timeout_s=10.0,
+            ),
+            ray_actor_options={"num_cpus": config.cpus, "num_gpus": config.gpus},
+            health_check_period_s=HEALTH_SECONDS,
+            health_check_timeout_s=HEALTH_PATIENCE,
+            graceful_shutdown_timeout_s=float(numbers["drain"]) + 10.0,
+            graceful_shutdown_wait_loop_s=0.5,
+            max_surge_percent=config.surge,
+            max_constructor_retry_count=2,
+            logging_config=quiet,
+            **count,
+        )
+
     front = serve.deployment(Front).options(
         name="Front",
         num_replicas=config.fronts,
@@ -116,7 +121,12 @@ def deploy(config: FleetConfig, revision: str = "1") -> str:
     serve.start(
         http_options=HTTPOptions(host=config.host, port=config.port, request_timeout_s=None), logging_config=quiet
     )
-    target = front.bind(config, replicas.bind(options, revision))
+    prefill = None
+    if config.prefill:
+        made = servers("Prefill", "prefill", config.prefill_policy, num_replicas=config.prefill)
+        prefill = made.bind(config.options_of("prefill"), revision, "prefill")
+    replicas = servers("Replica", config.role, config.policy, **scaled)
+    target = front.bind(config, replicas.bind(config.options_of(config.role), revision, config.role, prefill), prefill)
     try:
         serve.run(target, name=config.name, route_prefix="/", logging_config=quiet)
     except RuntimeError as error:

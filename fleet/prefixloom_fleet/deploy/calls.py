@@ -52,11 +52,11 @@ class ResponseEnd:
 class RoutedCall:
     """One try to have a request answered: what a router needs to choose, and what it chose.
 
-    ``avoid``: names of replicas that were tried before.
+    ``avoid``: names of replicas that were tried before. ``looks``: it asks only which replicas there are.
     """
 
-    def __init__(self, request: RoutingRequest, avoid: frozenset[str] = frozenset()) -> None:
-        self.request, self.avoid = request, avoid
+    def __init__(self, request: RoutingRequest, avoid: frozenset[str] = frozenset(), *, looks: bool = False) -> None:
+        self.request, self.avoid, self.looks = request, avoid, looks
         self.replica: TrackedReplica | None = None
         self.known: TrackedReplicas | None = None
         """All that the router knows of. The router sets it."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 
@@ -28,8 +28,14 @@ NOT_HERE = {
     "events": "each replica publishes its events at a port of its own",
     "trace": "all replicas would write one file",
     "record": "all replicas would write one file",
+    "prefill": "the table [prefill] starts the servers that compute prompts",
+    "as-prefill": "the table [prefill] starts the servers that compute prompts",
 }
 """Options of a server that a fleet cannot have, and why."""
+ALIKE = ("model", "dtype", "seed", "page-size", "name", "keys", "prefill-keys", "prefill-mover")
+"""Options in which prefill servers must not differ from the others, or these could not use what they compute."""
+Role = Literal["whole", "prefill", "decode"]
+"""What a replica does: all, or one of the two."""
 
 
 @attrs.frozen
@@ -48,6 +54,9 @@ class FleetConfig:
     ``address``   of a Ray cluster; "": one of our own on this machine
     ``cpus``, ``gpus``  of one replica, as Ray counts them
     ``options``   of each server, as on the command line of ``prefixloom serve``
+    ``prefill``   how many replicas compute prompts for the others; 0: each computes its own
+    ``prefill_options``  of their servers
+    ``prefill_policy``   by which one of them is chosen
     """
 
     name: str = "prefixloom"
@@ -65,28 +74,45 @@ class FleetConfig:
     cpus: float = 1.0
     gpus: float = 0.0
     options: tuple[str, ...] = ()
+    prefill: int = 0
+    prefill_options: tuple[str, ...] = ()
+    prefill_policy: str = "resumable"
+
+    def options_of(self, role: Role) -> list[str]:
+        """The options of a server that does this. Where it listens for others, it adds itself."""
+        events = ["--events", "tcp://127.0.0.1:0"] if self.events else []
+        if role == "prefill":
+            return [*self.prefill_options, *events]
+        return [*self.options, *events, *(["--prefill="] if role == "decode" else [])]
 
     @property
-    def settings(self) -> ServeSettings:
-        """The settings of each server. ``InputError``: an option has a wrong value."""
-        return server_settings([*self.options, *(["--events", "tcp://127.0.0.1:0"] if self.events else [])])
+    def role(self) -> Role:
+        """What the replicas do that answer clients."""
+        return "decode" if self.prefill else "whole"
+
+    def settings_of(self, role: Role) -> ServeSettings:
+        """The settings of a server that does this. ``InputError``: an option has a wrong value."""
+        options = self.options_of(role)
+        if role == "prefill":
+            return server_settings([*options, "--as-prefill=tcp://127.0.0.1:0"], "[prefill]")
+        return server_settings(options)
 
 
-def server_settings(options: list[str]) -> ServeSettings:
+def server_settings(options: list[str], table: str = "[server]") -> ServeSettings:
     """What ``prefixloom serve`` makes of these options."""
-    parser = OptionParser(prog="[server]", add_help=False, allow_abbrev=False)
+    parser = OptionParser(prog=table, add_help=False, allow_abbrev=False)
     add_arguments(parser)
     try:
         return settings_of(parser.parse_args([f"--max-queue={DEFAULT_QUEUE}", *options]))
     except PrefixloomError as error:
-        raise InputError(f"[server]: {str(error).removeprefix('[server]: ')}") from error
+        raise InputError(f"{table}: {str(error).removeprefix(f'{table}: ')}") from error
 
 
 class OptionParser(argparse.ArgumentParser):
     """A parser whose mistakes are errors, and not the end of the process."""
 
     def error(self, message: str) -> Any:
-        raise InputError(f"[server]: {message}")
+        raise InputError(f"{self.prog}: {message}")
 
 
 # ---------------------------------------------------------------- from the file
@@ -99,11 +125,17 @@ FIELDS: Mapping[str, Mapping[str, tuple[str, type | tuple[type, ...]]]] = {
         "surge": ("surge", int),
     },
     "front": {"host": ("host", str), "port": ("port", int), "count": ("fronts", int)},
-    "routing": {"policy": ("policy", str), "events": ("events", bool), "session": ("session", str)},
+    "routing": {
+        "policy": ("policy", str),
+        "prefill": ("prefill_policy", str),
+        "events": ("events", bool),
+        "session": ("session", str),
+    },
     "ray": {"address": ("address", str), "cpus": ("cpus", (int, float)), "gpus": ("gpus", (int, float))},
 }
 """By table and name: the field of ``FleetConfig`` that it is, and its type."""
 RANGES: Mapping[str, tuple[int, int]] = {
+    "prefill": (1, MOST_REPLICAS),
     "waiting": (1, 1 << 20),
     "surge": (0, 100),
     "port": (1, 65535),
@@ -128,27 +160,46 @@ def fleet_of(tables: Mapping[str, Any], folder: Path = Path()) -> FleetConfig:
     """The fleet of these tables. Relative paths are seen from ``folder``."""
     found: dict[str, Any] = {}
     for table, values in tables.items():
-        if table not in (*FIELDS, "server") or not isinstance(values, dict):
-            raise InputError(
-                f"there is no table [{table}]; there are {', '.join(f'[{each}]' for each in FIELDS)}, [server]"
-            )
-        if table == "server":
-            found["options"] = options_of(values, folder)
+        if table not in (*FIELDS, *SERVERS) or not isinstance(values, dict):
+            names = ", ".join(f"[{each}]" for each in (*FIELDS, *SERVERS))
+            raise InputError(f"there is no table [{table}]; there are {names}")
+        if table in SERVERS:
             continue
         for name, value in values.items():
             if name not in FIELDS[table]:
                 raise InputError(f"[{table}] has no {name!r}; it has {', '.join(FIELDS[table])}")
             field, kind = FIELDS[table][name]
             found[field] = checked(f"[{table}] {name}", field, value, kind)
+    found["options"] = options_of(tables.get("server", {}), folder)
+    if "prefill" in tables:
+        found |= prefill_of(tables["prefill"], tables.get("server", {}), folder)
     if "replicas" in found:
         found["least"], found["most"] = bounds_of(found.pop("replicas"))
-    config = FleetConfig(**found)
-    if config.policy not in POLICIES:
-        raise InputError(f"[routing] policy {config.policy!r} is not known; there are {', '.join(sorted(POLICIES))}")
+    config = FleetConfig(**{"policy": "decode-room" if "prefill" in tables else "resumable", **found})
+    for name, policy in (("policy", config.policy), ("prefill", config.prefill_policy)):
+        if policy not in POLICIES:
+            raise InputError(f"[routing] {name} {policy!r} is not known; there are {', '.join(sorted(POLICIES))}")
     if not config.name or not config.host or not config.session:
         raise InputError("[fleet] name, [front] host and [routing] session are not empty")
-    config.settings  # noqa: B018 - it refuses what is wrong
+    config.settings_of(config.role)
+    if config.prefill:
+        config.settings_of("prefill")
     return config
+
+
+SERVERS = ("server", "prefill")
+"""The tables that have options of servers."""
+
+
+def prefill_of(values: Mapping[str, Any], server: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """The table ``[prefill]``: how many servers compute prompts, and in what they differ from the others."""
+    more = dict(values)
+    count = checked("[prefill] replicas", "prefill", more.pop("replicas", 1), int)
+    for name in more:
+        if name.replace("_", "-") in ALIKE:
+            raise InputError(f"[prefill] cannot have {name!r}: all servers have that of [server]")
+    options_of(more, folder, "[prefill]")
+    return {"prefill": count, "prefill_options": options_of({**server, **more}, folder)}
 
 
 def checked(where: str, field: str, value: Any, kind: type | tuple[type, ...]) -> Any:
@@ -175,21 +226,21 @@ def bounds_of(replicas: int | list[Any]) -> tuple[int, int]:
     return both[0], both[1]
 
 
-PATHS = ("model", "keys")
+PATHS = ("model", "keys", "prefill-keys")
 
 
-def options_of(values: Mapping[str, Any], folder: Path) -> tuple[str, ...]:
-    """The table ``[server]`` as options of the command line."""
+def options_of(values: Mapping[str, Any], folder: Path, table: str = "[server]") -> tuple[str, ...]:
+    """A table of a server's options as those of the command line."""
     options: list[str] = []
     for name, value in values.items():
-        if name in NOT_HERE:
-            raise InputError(f"[server] cannot have {name!r}: {NOT_HERE[name]}")
+        if name.replace("_", "-") in NOT_HERE:
+            raise InputError(f"{table} cannot have {name!r}: {NOT_HERE[name.replace('_', '-')]}")
         option = f"--{name.replace('_', '-')}"
         if value is True:
             options.append(option)
         elif isinstance(value, str | int | float) and not isinstance(value, bool):
-            text = str(folder.resolve() / str(value)) if name in PATHS else str(value)
+            text = str(folder.resolve() / str(value)) if name.replace("_", "-") in PATHS else str(value)
             options.append(f"{option}={text}")
         elif value is not False:
-            raise InputError(f"[server] {name} is a text, a number, true or false, got {value!r}")
+            raise InputError(f"{table} {name} is a text, a number, true or false, got {value!r}")
     return tuple(options)

@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from pathlib import Path
 from typing import Any
 
+import attrs
 from pydantic import ValidationError
 from ray.exceptions import RayError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
@@ -27,7 +28,7 @@ from starlette.types import Receive, Scope, Send
 
 from prefixloom import InputError, PrefixloomError
 from prefixloom_engine.server.access import Access, read_keys
-from prefixloom_engine.server.app import CLIENT_LEFT, BodyMemory, Limits, body_bytes, sent, told
+from prefixloom_engine.server.app import CLIENT_LEFT, PREFILL_HEADER, BodyMemory, Limits, body_bytes, sent, told
 from prefixloom_engine.server.command import tokenizer_of
 from prefixloom_engine.server.protocol import ApiError, ChatAsked, CompletionAsked
 
@@ -37,6 +38,7 @@ from ..routing.contract import RoutingRequest
 from .calls import HttpCall, ResponseEnd, ResponseHead, RoutedCall
 from .config import FleetConfig
 from .figures import FrontFigures, exposed, gauges_of, together
+from .prefill import PrefillRouter
 
 log = logging.getLogger("prefixloom.fleet")
 TRIES = 6
@@ -56,15 +58,25 @@ PASSED_ON = {b"content-type", b"authorization", b"traceparent", b"tracestate", b
 
 
 class Front:
-    """The deployment that takes requests. ``replicas``: the handle of the deployment of replicas."""
+    """The deployment that takes requests.
 
-    def __init__(self, config: FleetConfig, replicas: DeploymentHandle[Any]) -> None:
-        self._config, self._replicas = config, replicas
-        args = config.settings.args
-        sizes, numbers = config.settings.sizes, config.settings.numbers
+    ``replicas``  the handle of the deployment of replicas, and ``prefill`` that of those that compute their prompts
+    """
+
+    def __init__(
+        self, config: FleetConfig, replicas: DeploymentHandle[Any], prefill: DeploymentHandle[Any] | None = None
+    ) -> None:
+        self._config, self._replicas, self._prefill = config, replicas, prefill
+        settings = config.settings_of(config.role)
+        args, sizes, numbers = settings.args, settings.sizes, settings.numbers
+        self._prefill_router: PrefillRouter | None = None
+        if prefill is not None:
+            self._prefill_router = PrefillRouter(prefill, config.prefill_policy, config.events)
         self._access = Access() if args.keys is None else read_keys(Path(args.keys))
         self._tokenizer = tokenizer_of(args)
-        self._limits = Limits(sizes["max_body"], sizes["max_bodies"], seconds=numbers["timeout"])
+        self._limits = Limits(
+            sizes["max_body"], sizes["max_bodies"], seconds=numbers["timeout"], answer=numbers["max_answer"]
+        )
         self._memory = BodyMemory(self._limits.bodies)
         self._figures = FrontFigures()
         self._known: TrackedReplicas | None = None
@@ -116,7 +128,8 @@ class Front:
                 tokens = await asyncio.to_thread(self._tokens, asked)
         except (ValidationError, InputError):
             return RoutingRequest((), 0, session=session)
-        output = (asked.most_tokens if isinstance(asked, ChatAsked) else asked.max_tokens) or 0
+        most = asked.most_tokens if isinstance(asked, ChatAsked) else asked.max_tokens
+        output = asked.n * (most or self._limits.answer)  # the choices of a prompt share its pages
         namespace = tenant.namespace_of(asked.cache_salt)
         links = links_of(tokens, namespace)
         return RoutingRequest(tokens, len(tokens), output, namespace, session, links, PAGE)
@@ -132,6 +145,14 @@ class Front:
         return tuple(self._tokenizer.chat(messages, tools, asked.chat_template_kwargs).tokens)
 
     async def _one(self, routing: RoutingRequest, call: HttpCall) -> Response:
+        """Have one replica answer, and another one compute its prompt, if there are such."""
+        if self._prefill_router is None:
+            return await self._tried(routing, call)
+        with self._prefill_router.chosen(routing) as address:
+            headers = [*call.headers, (PREFILL_HEADER.encode(), address.encode())]
+            return await self._tried(routing, attrs.evolve(call, headers=headers))
+
+    async def _tried(self, routing: RoutingRequest, call: HttpCall) -> Response:
         """Have one replica answer; another one, as long as nothing of the answer was seen."""
         avoid: frozenset[str] = frozenset()
         last: Exception | Response | None = None
@@ -206,13 +227,13 @@ class Front:
 
     async def _broadcast(self, call: HttpCall) -> dict[str, tuple[int, bytes]]:
         """By replica, the status and body of its answer. Those that do not answer are not in it."""
-        try:
-            found = await self._replicas.broadcast("whole", call).results_async(
-                timeout_s=ALL_SECONDS, return_exceptions=True
-            )
-        except (TimeoutError, DeploymentUnavailableError):
-            return {}
-        return {each[0]: (each[1], each[2]) for each in found if isinstance(each, tuple)}
+        answering, computing = await self._both(call)
+        return {**answering, **computing}
+
+    async def _both(self, call: HttpCall) -> list[dict[str, tuple[int, bytes]]]:
+        """The same for those that answer clients, and for those that compute their prompts."""
+        handles = (self._replicas, self._prefill)
+        return await asyncio.gather(*(broadcast(handle, call) for handle in handles))
 
     async def _texts_of(self, path: str) -> dict[str, str]:
         answers = await self._broadcast(HttpCall("GET", path, b"", [], b""))
@@ -222,17 +243,20 @@ class Front:
         texts = await self._texts_of("/metrics")
         ranks = {name: str(rank) for rank, name in enumerate(sorted(texts))}
         known = [each for each in await self._replicas_known() if each.name in texts]
-        ranks |= {each.name: str(each.stats["rank"]) for each in known if "rank" in each.stats}
+        ranks |= {each.name: rank_of(each) for each in known if "rank" in each.stats}
         body = together({ranks[name]: text for name, text in texts.items()})
         body += exposed(gauges_of(known, ranks)) + self._figures.text()
         return Response(body, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def _health(self) -> Response:
-        answers = await self._broadcast(HttpCall("GET", "/health", b"", [], b""))
-        well = sorted(name for name, (status, _) in answers.items() if status == 200)
-        ill = sorted(answers.keys() - set(well))
-        status = "ok" if well else "no replica answers"
-        return JSONResponse({"status": status, "replicas": well, "ill": ill}, 200 if well else 503)
+        """Whether any replica is well that answers clients. Without those that compute prompts, it goes on as well."""
+        both = await self._both(HttpCall("GET", "/health", b"", [], b""))
+        well, prefill = (sorted(name for name, (status, _) in each.items() if status == 200) for each in both)
+        ill = sorted({*both[0], *both[1]} - {*well, *prefill})
+        told: dict[str, Any] = {"status": "ok" if well else "no replica answers", "replicas": well, "ill": ill}
+        if self._prefill is not None:
+            told["prefill"] = prefill
+        return JSONResponse(told, 200 if well else 503)
 
     async def _fleet(self) -> Response:
         """All replicas, for ``prefixloom fleet status`` and ``prefixloom top --fleet``."""
@@ -243,10 +267,12 @@ class Front:
             row: dict[str, Any] = {"name": name, "insight": json.loads(text)}
             if known is not None:
                 row |= {
-                    "rank": known.stats.get("rank"), "pid": known.metadata.get("pid"),
+                    "rank": known.stats.get("rank"), "role": known.metadata.get("role"),
+                    "pid": known.metadata.get("pid"),
                     "revision": known.metadata.get("revision"), "fingerprint": known.metadata.get("fingerprint"),
                     "running": known.running, "under_way": known.under_way, "tokens_ahead": known.tokens_ahead,
-                    "free": dict(known.free), "events": known.doubt or "followed",
+                    "free": {name: max(share, 0.0) for name, share in known.free.items()},
+                    "events": known.doubt or "followed",
                 }  # fmt: skip
             rows.append(row)
         outcomes = {
@@ -263,11 +289,29 @@ class Front:
             answer = await self._one(RoutingRequest((), 0), HttpCall("GET", "/health", b"", [], b""))
             if isinstance(answer, HandedOn):
                 await answer.leave()
-        return [] if self._known is None else self._known.all()
+        found = [] if self._known is None else list(self._known.all())
+        return [*found, *([] if self._prefill_router is None else self._prefill_router.replicas.known())]
 
     # ------------------------------------------------------------ counting
     def _count(self, outcome: str) -> None:
         self._figures.requests.labels(outcome=outcome).inc()
+
+
+async def broadcast(handle: DeploymentHandle[Any] | None, call: HttpCall) -> dict[str, tuple[int, bytes]]:
+    """By replica of one deployment, the status and body of its answer. Those that do not answer are not in it."""
+    if handle is None:
+        return {}
+    try:
+        found = await handle.broadcast("whole", call).results_async(timeout_s=ALL_SECONDS, return_exceptions=True)
+    except (TimeoutError, DeploymentUnavailableError):
+        return {}
+    return {each[0]: (each[1], each[2]) for each in found if isinstance(each, tuple)}
+
+
+def rank_of(known: TrackedReplica) -> str:
+    """What a replica is called in metrics, and so is the one that takes its place."""
+    rank = str(known.stats["rank"])
+    return f"prefill-{rank}" if known.metadata.get("role") == "prefill" else rank
 
 
 class Attempt:

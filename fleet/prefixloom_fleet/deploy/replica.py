@@ -9,45 +9,79 @@ import asyncio
 import logging
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
+import ray.util
 import torch
 from ray import serve
+from ray.serve.handle import DeploymentHandle
 
-from prefixloom import PrefixloomError
+from prefixloom import PrefixloomError, SequenceNeeds
 from prefixloom_engine.server.command import assembled
 from prefixloom_engine.server.worker import EngineWorker, PendingAnswer
 
 from .calls import HITS, HttpCall, ResponseEnd, ResponseHead, RoutedCall, answered
-from .config import server_settings
+from .config import Role, server_settings
+from .prefill import PrefillReplicas
 
 log = logging.getLogger("prefixloom.fleet")
+FOLLOW_SECONDS = 0.2
+"""How often a replica that decodes looks which prefill replicas there are."""
 
 
 class Replica:
     """One server. Ray makes it, calls ``check_health`` and the ``record_`` methods, and ends it."""
 
-    async def __init__(self, options: Sequence[str], revision: str) -> None:  # type: ignore[misc]
-        """``options``: of ``prefixloom serve``. ``revision``: when it is another one, Ray replaces all replicas."""
+    async def __init__(  # type: ignore[misc]
+        self, options: Sequence[str], revision: str, role: Role = "whole", prefill: DeploymentHandle[Any] | None = None
+    ) -> None:
+        """``options``: of ``prefixloom serve``. ``revision``: when it is another one, Ray replaces all replicas.
+        ``prefill``: of a replica that decodes, the handle of those that compute its prompts."""
         self._failure: BaseException | None = None
-        self.revision = revision
-        settings = server_settings(list(options))
+        self.revision, self.role = revision, role
+        asked = list(options)
+        if role == "prefill":
+            asked.append(f"--as-prefill=tcp://{host_of(ray.util.get_node_ip_address())}:0")
+        settings = server_settings(asked)
         if "threads" in settings.numbers:
             torch.set_num_threads(settings.numbers["threads"])
+        self._chunk = settings.numbers["chunk"]
         self._made = await asyncio.to_thread(assembled, settings, self._failed)
         self._worker: EngineWorker = self._made.server.worker
         self._worker.start()
         self._worker.observe(count_hit, account=False)
         self._name = serve.get_replica_context().replica_id.unique_id
+        self._following = None if prefill is None else asyncio.create_task(self._follow(PrefillReplicas(prefill)))
 
     async def __del__(self) -> None:
         """Ray awaits it when the running answers are over: write to the store what waits for it, and end."""
         made = getattr(self, "_made", None)
+        following = getattr(self, "_following", None)
+        if following is not None:
+            following.cancel()
         if made is not None:
             await made.server.worker.stop(made.server.limits.drain_seconds)
 
     def _failed(self, error: BaseException) -> None:
         self._failure = error
+
+    async def _follow(self, prefill: PrefillReplicas) -> None:
+        """Tell the engine which prefill replicas there are, whenever that changes."""
+        told: list[str] = []
+        while True:
+            found = prefill.addresses()
+            if found != told:
+                told = found
+                try:
+                    await self._worker.call(partial(self._made.set_peers, found))
+                except PrefixloomError as error:
+                    log.warning("the prefill replicas at %s cannot be asked: %s", ", ".join(found), error)
+            await asyncio.sleep(FOLLOW_SECONDS)
+
+    async def introduce(self, _: RoutedCall | None) -> str:
+        """The name of this replica, for whoever wants to know who is there."""
+        return str(self._name)
 
     async def answer(self, _: RoutedCall | None, call: HttpCall) -> AsyncIterator[ResponseHead | bytes | ResponseEnd]:
         """Answer a request of HTTP."""
@@ -78,6 +112,9 @@ class Replica:
             "pid": os.getpid(),
             "revision": self.revision,
             "fingerprint": self._made.server.fingerprint,
+            "role": self.role,
+            "prefill": self._made.prefill_at,
+            "needs": SequenceNeeds.of(self._worker.engine.cache.composition, self._chunk),
             "events": None if publisher is None else publisher.endpoint,
             "replay": None if publisher is None else publisher.replay_endpoint,
         }
@@ -101,6 +138,11 @@ class Replica:
         if publisher is not None:
             told["batches"] = publisher.counts.batches
         return told
+
+
+def host_of(address: str) -> str:
+    """An address of IP as it stands in front of a port."""
+    return f"[{address}]" if ":" in address else address
 
 
 def count_hit(ticket: PendingAnswer) -> None:

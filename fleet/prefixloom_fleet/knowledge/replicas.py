@@ -12,7 +12,7 @@ from typing import Any
 
 import attrs
 
-from prefixloom import PrefixloomError
+from prefixloom import PrefixloomError, SequenceNeeds
 
 from ..routing.contract import RoutingRequest
 from .followed import FollowedEvents
@@ -25,11 +25,13 @@ class SentRequest:
 
     ``promised``  how many of its tokens the replica's events said would hit; None: the events were not gone by
     ``ahead``     how many of its tokens are to be computed, until its first byte comes
+    ``needs``     by component, the part of the replica's memory that it holds at most
     """
 
     request: RoutingRequest
     promised: int | None
     ahead: int
+    needs: Mapping[str, float]
 
 
 class TrackedReplica:
@@ -56,8 +58,16 @@ class TrackedReplica:
 
     @property
     def free(self) -> Mapping[str, float]:
-        free: Mapping[str, float] = self.stats.get("free", {})
-        return free
+        """What the replica said, or what the requests of this router leave if it has sent more since."""
+        told: Mapping[str, float] = self.stats.get("free", {})
+        under_way = list(self._under_way)
+        return {
+            name: min(share, 1.0 - sum(each.needs.get(name, 0.0) for each in under_way)) for name, share in told.items()
+        }
+
+    def needs(self, request: RoutingRequest) -> Mapping[str, float]:
+        needs: SequenceNeeds | None = self.metadata.get("needs")
+        return {} if needs is None else needs.shares(request.count + request.output)
 
     def matched(self, request: RoutingRequest) -> int:
         found = None if self.events is None else self.events.pages(request.prompt, request.namespace)
@@ -85,7 +95,7 @@ class TrackedReplica:
         """A request goes to this replica."""
         promised = self._promised(request)
         known = self.sent.resumable(request) if promised is None else promised
-        sent = SentRequest(request, promised, max(request.count - known, 1))
+        sent = SentRequest(request, promised, max(request.count - known, 1), self.needs(request))
         self._under_way.add(sent)
         self.sent.add(request)
         return sent
@@ -120,6 +130,13 @@ class TrackedReplicas:
     def __init__(self, follow: bool = True) -> None:
         self._follow = follow
         self._known: dict[str, TrackedReplica] = {}
+
+    def follow_events(self) -> None:
+        """Read the events of all replicas from now on."""
+        if not self._follow:
+            self._follow = True
+            for each in self.all():
+                each.heard(each.metadata, each.stats, True)
 
     def update(self, told: Iterable[tuple[str, Mapping[str, Any], Mapping[str, Any]]]) -> None:
         """The replicas that there are now: the name of each, and what it says of itself."""

@@ -19,7 +19,7 @@ class RoutingRequest:
 
     ``prompt``     its tokens, in a form that the views of replicas understand
     ``count``      how many they are
-    ``output``     tokens of its answer at most, if that is known
+    ``output``     tokens of its answers at most, if that is known
     ``namespace``  where its prefixes are shared
     ``session``    the conversation that it belongs to; "" if nobody said
     ``links``      a number for each whole page of ``unit`` tokens, which stands for all text up to the page's end, and
@@ -41,7 +41,7 @@ class ReplicaView(Protocol):
     ``name``          its name, which no other replica ever has
     ``tokens_ahead``  tokens of prompts that were sent there and are not computed yet
     ``running``       requests that were sent there and are not answered yet
-    ``free``          by component, the part of its memory that is free or can be evicted, from 0 to 1
+    ``free``          by component, the part of its memory that is free or can be evicted, at most 1
     """
 
     @property
@@ -52,6 +52,10 @@ class ReplicaView(Protocol):
     def running(self) -> int: ...
     @property
     def free(self) -> Mapping[str, float]: ...
+
+    def needs(self, request: RoutingRequest) -> Mapping[str, float]:
+        """By component, the part of its memory that the request holds while it runs. Only the replica's composition
+        says it: a component's reach, and how large its pool is. Empty: that is not known."""
 
     def matched(self, request: RoutingRequest) -> int:
         """How many tokens of the prompt have their pages there, under full attention alone."""

@@ -8,6 +8,7 @@ from typing import Protocol
 from prefixloom import InputError
 
 from .contract import RoutingPolicy
+from .decode_room import DecodeRoom
 from .least_loaded import LeastLoaded
 from .prefix_affinity import PrefixAffinity
 from .resumable_boundary import ResumableBoundary
@@ -25,6 +26,7 @@ POLICIES: Mapping[str, MakesPolicy] = {
     "least-loaded": LeastLoaded,
     "prefix": PrefixAffinity,
     "resumable": ResumableBoundary,
+    "decode-room": DecodeRoom,
 }
 
 

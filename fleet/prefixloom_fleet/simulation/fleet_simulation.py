@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import attrs
 
-from prefixloom import Cache, InputError, ProtocolError
+from prefixloom import Cache, InputError, ProtocolError, SequenceNeeds
 from prefixloom.lab import LabRequest, SeenPrefixes, Setup
 from prefixloom.lab.replay import Active
 from prefixloom.lab.setup import outcomes_of
@@ -107,6 +107,7 @@ class Fleet:
         self._index: PrefixIndex | None = None
         """Made when a policy first asks, since following all caches takes as long as the rest."""
         sizes = BytesOfBoundaries(self._spare)
+        self._needs = SequenceNeeds.of(self._composition, setup.setup.chunk)
         self._bytes = sum(each.capacity * each.page_bytes for each in self._spare.stats().components.values())
         self._store = None if setup.store is None else SharedStore(setup.store, sizes, self._page)
         self._seen = SeenPrefixes(self._page)
@@ -268,7 +269,9 @@ class Fleet:
         again = sum(each.place == place for each in self._all)
         name = f"replica {place}" + (f", joined again ({again})" if again else "")
         lies = place in self._setup.lies
-        known = KnownReplica(name, number, self._depths, lambda: member.free(), lambda: self._now, lies=lies)
+        known = KnownReplica(
+            name, number, self._depths, lambda: member.free(), self._needs, lambda: self._now, lies=lies
+        )
         member = Member(known, place, self._now - (self._first or 0.0))
         self._members[place] = member
         self._all.append(member)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from prefixloom import SequenceNeeds
+
 from ..knowledge.promises import Promises
 from ..routing import RoutingRequest
 
@@ -23,12 +25,12 @@ class KnownReplica:
     """
 
     def __init__(
-        self, name: str, number: int, depths: Depths, free: Callable[[], Mapping[str, float]],
+        self, name: str, number: int, depths: Depths, free: Callable[[], Mapping[str, float]], needs: SequenceNeeds,
         now: Callable[[], float], *, lies: bool = False,
     ) -> None:  # fmt: skip
         self.name, self.number = name, number
         self.tokens_ahead = self.running = 0
-        self._depths, self._free, self._now, self._lies = depths, free, now, lies
+        self._depths, self._free, self._needs, self._now, self._lies = depths, free, needs, now, lies
         self._promises = Promises()
         self._expected: dict[int, int] = {}
         """By request that was sent there and is not over: the tokens of its prompt that are still to be computed."""
@@ -41,6 +43,9 @@ class KnownReplica:
     @property
     def free(self) -> Mapping[str, float]:
         return self._free()
+
+    def needs(self, request: RoutingRequest) -> Mapping[str, float]:
+        return self._needs.shares(request.count + request.output)
 
     def matched(self, request: RoutingRequest) -> int:
         return self._told(request, 0)
