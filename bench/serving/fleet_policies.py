@@ -46,7 +46,7 @@ MEASURED, TIMES, DECODED = 1024, 4, 32
 
 
 @attrs.frozen
-class Asked:
+class TimedRequest:
     """A request. ``at``: seconds from the beginning. ``prompt``: its tokens. ``session``: its conversation, or ""."""
 
     at: float
@@ -55,7 +55,7 @@ class Asked:
 
 
 @attrs.frozen
-class Answered:
+class TimedAnswer:
     """``first``: seconds until the first token. ``computed``: tokens of the prompt that did not hit."""
 
     first: float
@@ -63,10 +63,10 @@ class Answered:
 
 
 @attrs.frozen
-class RealOutcome:
+class ServedTrace:
     """One run of a real fleet. ``failed``: requests without an answer, by what was told."""
 
-    answered: list[Answered]
+    answered: list[TimedAnswer]
     failed: Counter[str]
     service: Service
 
@@ -78,7 +78,7 @@ class RealOutcome:
         return sorted(each.first for each in self.answered)[int(part * (len(self.answered) - 1))]
 
 
-def shrunk(path: Path, limit: int, block: int, speed: float) -> list[Asked]:
+def shrunk(path: Path, limit: int, block: int, speed: float) -> list[TimedRequest]:
     """The first requests of a trace of blocks, each whole block as so many bytes that only its id decides.
 
     The part of a block at a prompt's end is left out: the next turn goes on from it in the text, and has another id.
@@ -90,7 +90,7 @@ def shrunk(path: Path, limit: int, block: int, speed: float) -> list[Asked]:
             raise SystemExit(f"{path}: this wants a trace of blocks")
         ids = whole.ids[: max(whole.count // whole.size, 1)]
         prompt = [token for each in ids for token in random.Random(each).choices(range(END), k=block)]
-        asked.append(Asked(request.at / speed, prompt, request.session))
+        asked.append(TimedRequest(request.at / speed, prompt, request.session))
     return asked
 
 
@@ -99,7 +99,7 @@ def shrunk(path: Path, limit: int, block: int, speed: float) -> list[Asked]:
 
 async def answer(
     http: httpx.AsyncClient, prompt: list[int], count: int, failed: Counter[str], session: str = ""
-) -> Answered | None:
+) -> TimedAnswer | None:
     """Ask until a replica has room. None: there is no answer, and ``failed`` says why."""
     body = {
         "prompt": prompt, "max_tokens": count, "temperature": 0, "ignore_eos": True, "stream": True,
@@ -132,7 +132,7 @@ async def answer(
         if cached is None:
             failed["no usage"] += 1
             return None
-        return Answered(first - began, len(prompt) - cached)
+        return TimedAnswer(first - began, len(prompt) - cached)
 
 
 async def speeds(http: httpx.AsyncClient, replicas: int) -> Service:
@@ -149,7 +149,7 @@ async def speeds(http: httpx.AsyncClient, replicas: int) -> Service:
     return Service(statistics.median(prefills), statistics.median(decodes), RUNNING, CHUNK)
 
 
-async def served(root: str, asked: list[Asked], replicas: int, count: int) -> RealOutcome:
+async def served(root: str, asked: list[TimedRequest], replicas: int, count: int) -> ServedTrace:
     limits = httpx.Limits(max_connections=None)
     failed: Counter[str] = Counter()
     key = {"authorization": f"Bearer {KEY}"}
@@ -160,12 +160,12 @@ async def served(root: str, asked: list[Asked], replicas: int, count: int) -> Re
         await asyncio.sleep(2)  # until routers have heard of it
         began = time.monotonic()
 
-        async def one(request: Asked) -> Answered | None:
+        async def one(request: TimedRequest) -> TimedAnswer | None:
             await asyncio.sleep(began + request.at - time.monotonic())
             return await answer(http, request.prompt, count, failed, request.session)
 
         found = await asyncio.gather(*map(one, asked))
-    return RealOutcome([each for each in found if each is not None], failed, service)
+    return ServedTrace([each for each in found if each is not None], failed, service)
 
 
 async def ready(http: httpx.AsyncClient, replicas: int) -> None:
@@ -178,7 +178,7 @@ async def ready(http: httpx.AsyncClient, replicas: int) -> None:
     raise SystemExit(f"{replicas} replicas were not ready after {READY_SECONDS:g} s")
 
 
-def real_outcome(asked: list[Asked], policy: str, replicas: int, memory: str, traffic: Traffic) -> RealOutcome:
+def real_outcome(asked: list[TimedRequest], policy: str, replicas: int, memory: str, traffic: Traffic) -> ServedTrace:
     """Start a fleet, serve the requests, and end it."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -217,7 +217,7 @@ def simulated_outcome(
     return simulate(FleetSetup(setup, replicas, policy, late=HEARD_SECONDS), RepeatedTrace(read_trace(trace)))
 
 
-def write_tokens(path: Path, asked: list[Asked], answer: int) -> None:
+def write_tokens(path: Path, asked: list[TimedRequest], answer: int) -> None:
     """Write requests as a trace of tokens."""
     with path.open("w") as lines:
         for each in asked:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 import attrs
 
@@ -49,6 +50,21 @@ def _part_of_one(instance: object, attribute: attrs.Attribute[float], value: flo
         raise CompositionError(f"traffic: {attribute.name} must be a part from 0 to 1, got {value!r}")
 
 
+def parse_numbers(text: str, names: Collection[str]) -> dict[str, float]:
+    """The numbers of a traffic as a command line has them, such as "prompt=4096,output=512,shared=0.5", by name."""
+    numbers: dict[str, float] = {}
+    for each in filter(None, text.split(",")):
+        name, _, value = each.partition("=")
+        name = name.strip()
+        if name not in names:
+            raise InputError(f"--traffic has {', '.join(names)}; got {name!r}")
+        try:
+            numbers[name] = int(value) if value.strip().isdecimal() else float(value)
+        except ValueError:
+            raise InputError(f"--traffic: {name} is a number, got {value!r}") from None
+    return numbers
+
+
 @attrs.frozen
 class Traffic:
     """The typical requests for which a cache is sized. It sets no limits.
@@ -66,6 +82,14 @@ class Traffic:
     shared: float = attrs.field(default=0.5, validator=_part_of_one)
     chunk: int = attrs.field(default=2048, validator=_at_least(1))
 
+    @classmethod
+    def parse(cls, text: str, **given: Any) -> Traffic:
+        """A traffic as a command line has it, such as "prompt=4096,output=512,shared=0.5". ``given``: its other fields,
+        which ``text`` cannot have."""
+        names = [field.name for field in attrs.fields(cls) if field.name not in given]
+        numbers: dict[str, Any] = {**parse_numbers(text, names)}
+        return cls(**given, **numbers)
+
     @property
     def length(self) -> int:
         """The tokens of one path: a prompt with its answer."""
@@ -75,21 +99,6 @@ class Traffic:
     def common(self) -> int:
         """The tokens that all paths have in common; each path has at least one token of its own."""
         return min(int(self.prompt * self.shared), self.length - 1)
-
-
-def parse_traffic(text: str, names: Collection[str]) -> dict[str, float]:
-    """The numbers of a traffic as a command line has them, such as "prompt=4096,output=512,shared=0.5", by name."""
-    numbers: dict[str, float] = {}
-    for each in filter(None, text.split(",")):
-        name, _, value = each.partition("=")
-        name = name.strip()
-        if name not in names:
-            raise InputError(f"--traffic has {', '.join(names)}; got {name!r}")
-        try:
-            numbers[name] = int(value) if value.strip().isdecimal() else float(value)
-        except ValueError:
-            raise InputError(f"--traffic: {name} is a number, got {value!r}") from None
-    return numbers
 
 
 @attrs.frozen

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from prefixloom import Cache, CompositionError, InputError, Traffic, compose, make_component, parse_memory
-from prefixloom.compose.sizing import parse_traffic
 
 from ..serving.interrupts import reraise_interrupts
 
@@ -147,8 +146,7 @@ def settings_of(args: argparse.Namespace) -> ServeSettings:
             sizes[name] = parse_memory(getattr(args, name), "--" + name.replace("_", "-"))
     if args.store is not None and "host_memory" not in sizes:
         raise InputError("--store stands behind the host's memory: give --host-memory as well, such as 8GiB")
-    typical: dict[str, Any] = parse_traffic(args.traffic, ("prompt", "output", "shared"))
-    traffic = Traffic(running=numbers["max_running"], chunk=numbers["chunk"], **typical)
+    traffic = Traffic.parse(args.traffic, running=numbers["max_running"], chunk=numbers["chunk"])
     return ServeSettings(args, numbers, sizes, traffic, prefill_of(args))
 
 

@@ -20,7 +20,7 @@ from prefixloom import PrefixloomError
 from prefixloom_events import EventFollower
 from prefixloom_events.follower import ASK_FOR_ALL
 
-from .promises import Promises
+from ..routing.promises import Promises
 
 log = logging.getLogger("prefixloom.fleet")
 EVERY_SECONDS = 0.02

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 
 from prefixloom import SequenceNeeds
 
-from ..knowledge.promises import Promises
 from ..routing import RoutingRequest
+from ..routing.promises import Promises
 
 Depths = Callable[[RoutingRequest], tuple[Mapping[int, int], Mapping[int, int]]]
 """By replica, the tokens of a request that have their pages there, and those after which it can resume."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import attrs
 
-from ...compose.sizing import Traffic, parse_traffic
+from ...compose.sizing import Traffic, parse_numbers
 from ..pages.report import plan_report
 from ..plan import GRIDS, PAGES, SIZES, describe_plan, make_plan
 from ..setup import Trace
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
 
 def synthetic_trace(text: str, limit: int | None = None) -> SyntheticTrace:
     """Requests of a traffic as a command line has it: "prompt=4096,output=512,shared=0.5,users=200"."""
-    numbers = parse_traffic(text, [*FIELDS, *USERS])
+    numbers = parse_numbers(text, [*FIELDS, *USERS])
     users = {name: numbers.pop(name) for name in USERS if name in numbers}
     if limit is not None:
         users["requests"] = limit
