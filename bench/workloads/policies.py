@@ -24,7 +24,7 @@ from prefixloom.lab.bounds import chained, optimum
 from prefixloom_policies.adaptive import AdaptiveQueue
 from prefixloom_policies.cells import Prints
 from prefixloom_policies.gdsf import KNEE, GreedyDualQueue
-from prefixloom_policies.reuse import ReuseQueue
+from prefixloom_policies.reuse import NEW, ReuseQueue
 from prefixloom_policies.tail import ADDED, THRESHOLD, TailQueue
 
 CHUNK = 2048
@@ -49,9 +49,10 @@ class BlockTrace:
     def scaled(self, policy: str) -> str | EvictionPolicy:
         """The policy with its figures in blocks, as tokens are blocks here."""
         block = self.block
+        new = [each // block for each in NEW]
         makers: dict[str, Callable[[], Queue]] = {
-            "reuse": lambda: ReuseQueue(8),
-            "adaptive": lambda: AdaptiveQueue(8),
+            "reuse": lambda: ReuseQueue(8, new),
+            "adaptive": lambda: AdaptiveQueue(8, new),
             "tlru": lambda: TailQueue(THRESHOLD // block, ADDED // block),
             "gdsf": lambda: GreedyDualQueue(KNEE // block),
         }

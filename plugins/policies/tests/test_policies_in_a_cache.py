@@ -168,7 +168,7 @@ def test_a_queue_knows_about_how_many_tokens_there_are_though_paths_part_while_t
 
 def test_rates_are_those_of_the_visits() -> None:
     """Half of the visits of a class are used again after 1,000 tokens, the others never; the young do not count yet."""
-    ages = Ages(2, belief=1e-6, shared=1e-6)
+    ages = Ages(2, belief=1e-6, shared=1e-6, doubt=1e-6)
     open_: list[Visit] = []
     for number in range(4000):
         ages.now += 10
