@@ -276,7 +276,7 @@ def _admissions(candidates: Sequence[Candidate], common: object, registry: Regis
 
 
 def _checked(policy: EvictionPolicy) -> EvictionPolicy:
-    """Check an eviction policy by making a queue of each kind, so that a broken one is refused now and not in service."""
+    """Check an eviction policy by making queues, so that a broken one is refused now and not in service."""
     for states in (False, True):
         try:
             queue = policy.queue(states=states)

@@ -83,9 +83,9 @@ class AdaptiveQueue(ReuseQueue):
 class AdaptiveStateQueue(AdaptiveQueue):
     """The same for states, each of which takes one slot and serves one boundary.
 
-    A state differs from the end of a path in three ways. It serves its own boundary alone, so an LRU pool in small holds
-    states, each a mark, and a use touches one. A state that has a later one on its path is seldom needed again: these
-    are a class of their own. And what a use gains is counted from the state above.
+    A state differs from the end of a path in three ways. It serves its own boundary alone, so an LRU pool in small
+    holds states, each a mark, and a use touches one. A state that has a later one on its path is seldom needed again:
+    these are a class of their own. And what a use gains is counted from the state above.
     """
 
     kinds = PASSED + 1

@@ -1,8 +1,9 @@
 """Ages: how long it takes until a path is used again, by class of paths, learned while a cache runs.
 
-Time is counted in tokens that were asked for, never by a clock. A *visit* is one use of a path; it ends when the path is used
-again, or is lost sight of. For each class and each range of ages it is known how many visits ended by a use, and how
-long visits were seen at such an age, those that go on included. So rates of use are not biased by what is still young.
+Time is counted in tokens that were asked for, never by a clock. A *visit* is one use of a path; it ends when the path
+is used again, or is lost sight of. For each class and each range of ages it is known how many visits ended by a use,
+and how long visits were seen at such an age, those that go on included. So rates of use are not biased by what is still
+young. A rate that rises with the age is believed only once many uses say so: with few, it is mostly chance.
 
 The index of a class at an age is the most that waiting on can give for each token of time, over all times t to stop at:
 

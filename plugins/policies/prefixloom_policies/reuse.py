@@ -27,7 +27,7 @@ from .memory import Mark, PathMemory
 
 TURNS = (1, 2, 3, 5)
 """Where the classes of turns begin."""
-NEW = (0, 1024, 4096, 16384)
+NEW = (0, 512, 2048, 8192)
 """Where the classes of tokens begin that were new in the last turn."""
 SPAN = 8
 """It is told apart when visits began for so many times the tokens of the pool."""
@@ -274,9 +274,8 @@ class ReuseQueue(CellQueue):
     def inherit(self, upper: Any, lower: Any, linked: bool) -> None:
         super().inherit(upper, lower, False)
         record, old = self.known.get(upper), self.known.get(lower)
-        if record is not None and old is not None:
-            if record.key is not None:
-                record.key.held += 1
+        if record is not None and old is not None and record.key is not None:
+            record.key.held += 1
         if linked:
             if record is None or old is None:
                 self.add_first(upper)
