@@ -25,12 +25,14 @@ from .memory import Mark
 from .reuse import NEW, TURNS, ReuseQueue
 
 LEAST = 256
-"""Paths that must have been used again before what was learned of them counts."""
+"""Paths that must have been used again before what was learned of them counts,"""
+POOLS = 2
+"""and so many pools of tokens must have missed: where the pool is large beside the traffic, LRU is hard to beat."""
 RISK = 0.0003
 """The part of all tokens asked for that may be lost against LRU,"""
 PATHS = 1
 """and so many paths beside it,"""
-POOL = 0.025
+POOL = 0.01
 """or this part of the pool, whichever is more."""
 AHEAD = 0.01
 """A lead counts up to this part of all tokens asked for, so that a loss is soon seen."""
@@ -43,6 +45,7 @@ class AdaptiveQueue(ReuseQueue):
         super().__init__(first, new)
         self._by_use: OrderedDict[Any, None] = OrderedDict()
         self._asked = 0
+        self._missed = 0
         self._reused = 0
         self._path = 0.0  # tokens of a path that is used again, on average
         self.lead = 0.0
@@ -51,12 +54,13 @@ class AdaptiveQueue(ReuseQueue):
 
     def judge(self, asked: int, turn: int, hit: int, with_lru: int) -> None:
         self._asked += asked
+        self._missed += asked - hit
         if turn > 1:
             self._reused += 1
             self._path += (asked - self._path) / min(self._reused, 64)
         self.lead = min(self.lead + hit - with_lru, AHEAD * self._asked)
         risk = RISK * self._asked + max(PATHS * self._path, POOL * self.tokens)
-        if self._reused < LEAST:
+        if self._reused < LEAST or self._missed < POOLS * self.tokens:
             return
         if self.by_last_use:
             self.by_last_use = self.lead < -risk / 2
@@ -116,7 +120,8 @@ class AdaptiveStateQueue(AdaptiveQueue):
             if gone is not None:
                 turn = max(turn, gone.turn + 1)
                 self.ages.end(gone, gone.kind != PASSED)  # of several on a path, one would have been used
-            self.judge(record.depth - start, turn, start, self.memory.recent(own) or start)
+            made = record.depth - start
+            self.judge(made, turn, 0, made if self.memory.recent(own) else 0)
             if above is not None:
                 self._pass(above)
         self.begin(record, turn, record.depth - start, own)
