@@ -1,14 +1,12 @@
 """Adaptive: ranks by what is learned of reuse, and goes by last use where that would have hit more.
 
-The rule has three sentences. The ``memory`` of marks is an LRU pool in small; so at each use of a path it is known how
-deep an LRU pool of the same size would have had it, and how deep it was there. The *lead* is the sum of the differences
-since the beginning. When it falls below what may be risked, eviction goes by last use, until at most half of that is
-lost; what may be risked grows with the tokens that were asked for, so what was learned gets another chance, each time
-later.
+The ``memory`` of marks is an LRU pool in small. So at each use of a path it is known how deep an LRU pool of the same
+size would have had it, and how deep it was there. The *lead* is the sum of the differences since the order by reuse
+began. When it falls below what may be risked, eviction goes by last use, until what is lost is at most half of that.
+What may be risked grows with the tokens that were asked for, so what was learned gets another chance, each time later.
 
-The sum never begins anew: whatever happens, hits lie behind those of LRU by about what may be risked, and no more. What
-is risked is a part of all tokens, and beside it what one good decision costs before it pays: some paths, or a part of
-the pool.
+The sum never begins anew: hits lie behind those of LRU by about what may be risked, and not by more. What is risked is
+a part of all tokens, and beside it what one good decision costs before it pays: a path, or a part of the pool.
 """
 
 from __future__ import annotations
@@ -26,8 +24,8 @@ from .reuse import NEW, TURNS, ReuseQueue
 
 LEAST = 256
 """Paths that must have been used again before what was learned of them counts,"""
-POOLS = 2
-"""and so many pools of tokens must have missed: where the pool is large beside the traffic, LRU is hard to beat."""
+POOLS = 4
+"""and so many pools of tokens must have missed: so far the memory looks back. Until then eviction goes by last use."""
 RISK = 0.0003
 """The part of all tokens asked for that may be lost against LRU,"""
 PATHS = 1
@@ -58,10 +56,10 @@ class AdaptiveQueue(ReuseQueue):
         if turn > 1:
             self._reused += 1
             self._path += (asked - self._path) / min(self._reused, 64)
-        self.lead = min(self.lead + hit - with_lru, AHEAD * self._asked)
-        risk = RISK * self._asked + max(PATHS * self._path, POOL * self.tokens)
         if self._reused < LEAST or self._missed < POOLS * self.tokens:
             return
+        self.lead = min(self.lead + hit - with_lru, AHEAD * self._asked)
+        risk = RISK * self._asked + max(PATHS * self._path, POOL * self.tokens)
         if self.by_last_use:
             self.by_last_use = self.lead < -risk / 2
         else:
@@ -176,8 +174,9 @@ class AdaptiveStateQueue(AdaptiveQueue):
         super().come(cell, record, again)
 
     def forget(self, cell: Any) -> None:
-        if self._cells.get(cell.node) is cell:
-            del self._cells[cell.node]
+        node = cell.node
+        if self._cells.get(node) is cell:
+            del self._cells[node]
         super().forget(cell)
 
 

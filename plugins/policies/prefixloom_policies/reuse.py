@@ -148,15 +148,14 @@ class ReuseQueue(CellQueue):
         record = self.known.get(cell)
         unused = record is not None and record.away
         super().add_first(cell)
-        if unused and record.useless and record.key is not None:
+        if record is not None and unused and record.useless and record.key is not None:
             self.memory.put_first(self.marks(record), record.key)
 
     def _before(self, record: CellRecord, fresh: list[Any]) -> Visit | None:
         """The visit of the path that a new one goes on from, if that is here."""
-        if not fresh:
-            return record.key
-        above = self._at.get(fresh[-1].parent)
-        return above.key if above is not None and above.away else None
+        above = self._at.get(fresh[-1].parent) if fresh else record
+        found: Visit | None = above.key if above is not None and (above.away or not fresh) else None
+        return found
 
     def kind(self, turn: int, new: int) -> int:
         return (bisect_right(TURNS, turn) - 1) * len(NEW) + bisect_right(self._new, new) - 1
@@ -243,8 +242,9 @@ class ReuseQueue(CellQueue):
         return record.line is self._front
 
     def leave(self, cell: Any, record: CellRecord) -> None:
-        """Take a cell off its line."""
+        """Take a cell off the line in which it stands."""
         line = record.line
+        assert line is not None
         line.remove(cell)
         record.line = None
         if line.first is None:
