@@ -5,29 +5,37 @@ python -m bench.workloads.policies conversation_trace.jsonl.gz --block 512 --cap
 A block of the trace is one token here, and one page, in a cache with full attention alone: a miss-ratio curve of a long
 trace takes seconds. Whole blocks only, one request after the other, published every 2,048 tokens of the trace. A prompt
 of more blocks than the pool has is cut there. ``--part 0.5 1`` takes the second half of the trace.
+
+python -m bench.workloads.policies --made
+
+The same on traces that are made, which no policy was tuned to.
 """
 
 from __future__ import annotations
 
 import argparse
 import gzip
+import itertools
 import json
+import random
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path as File
 
 import attrs
 
-from prefixloom import Buffer, Component, EvictionPolicy, Manifest, Path, Queue, compose
+from prefixloom import Buffer, Component, EvictionPolicy, Manifest, Path, Queue, Traffic, compose
+from prefixloom.lab import SyntheticTrace
 from prefixloom.lab.bounds import chained, optimum
 from prefixloom_policies.adaptive import AdaptiveQueue
 from prefixloom_policies.cells import Prints
 from prefixloom_policies.gdsf import KNEE, GreedyDualQueue
-from prefixloom_policies.reuse import ReuseQueue
+from prefixloom_policies.reuse import NEW, ReuseQueue
 from prefixloom_policies.tail import ADDED, THRESHOLD, TailQueue
 
 CHUNK = 2048
+Prompts = list[list[int]]
 
 
 @attrs.frozen
@@ -49,9 +57,10 @@ class BlockTrace:
     def scaled(self, policy: str) -> str | EvictionPolicy:
         """The policy with its figures in blocks, as tokens are blocks here."""
         block = self.block
+        new = [each // block for each in NEW]
         makers: dict[str, Callable[[], Queue]] = {
-            "reuse": lambda: ReuseQueue(8),
-            "adaptive": lambda: AdaptiveQueue(8),
+            "reuse": lambda: ReuseQueue(8, new),
+            "adaptive": lambda: AdaptiveQueue(8, new),
             "tlru": lambda: TailQueue(THRESHOLD // block, ADDED // block),
             "gdsf": lambda: GreedyDualQueue(KNEE // block),
         }
@@ -82,20 +91,76 @@ class BlockTrace:
         return sum(optimum(self.paths, capacity)) * self.block / self.tokens
 
 
+class MadeTraces:
+    """Traces by name, with the capacities at which they are served. Equal seeds make equal traces."""
+
+    def __init__(self, seed: int = 7) -> None:
+        self._chance = random.Random(seed)
+        self._unused = itertools.count()
+
+    def __iter__(self) -> Iterator[tuple[str, BlockTrace, Sequence[int]]]:
+        chance = self._chance
+        prompts = [self._new(chance.randrange(4, 60)) for _ in range(3000)]
+        weights = [1 / (rank + 1) ** 0.9 for rank in range(len(prompts))]
+        popular = chance.choices(prompts, weights, k=5000)
+        yield "popular", blocks(popular), (2000, 20000)
+        scans = [each if chance.random() < 0.6 else self._new(30) for each in popular]
+        yield "popular and scans", blocks(scans), (2000, 20000)
+        yield "loop", blocks([self._new(16) for _ in range(100)] * 30), (400, 1200)
+        for recency in (0.6, 1.0):
+            yield f"chats by recency {recency}", blocks(self._chats(recency)), (1000, 4000, 16000)
+        for prompt, users, think in ((4096, 100, 30.0), (8192, 300, 120.0)):
+            traffic = Traffic(32, prompt, 512, 0.2)
+            made = SyntheticTrace(traffic, users=users, requests=3000, think=think, seed=5)
+            rows = [list(request.prompt.chain("", 16)[1]) for request in made]
+            yield f"traffic of {users} users", blocks(rows, 16), (4000, 16000, 60000)
+
+    def _new(self, count: int) -> list[int]:
+        return list(itertools.islice(self._unused, count))
+
+    def _chats(self, recency: float) -> Prompts:
+        chance = self._chance
+        said: Prompts = []
+        prompts = []
+        for _ in range(4000):
+            if len(said) < 30 or chance.random() < 0.2:
+                said.append(self._new(chance.randrange(4, 80)))
+            at = int(len(said) - chance.paretovariate(recency)) % len(said)
+            said[at] = said[at] + self._new(chance.randrange(1, 20))
+            prompts.append(said[at])
+        return prompts
+
+
+def blocks(prompts: Prompts, block: int = 64) -> BlockTrace:
+    return BlockTrace(chained(prompts), sum(map(len, prompts)) * block, block)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("trace", type=File)
+    parser.add_argument("trace", type=File, nargs="?")
+    parser.add_argument("--made", action="store_true", help="traces that are made, at capacities of their own")
     parser.add_argument("--block", type=int, default=512, help="tokens of a block of the trace")
-    parser.add_argument("--capacity", type=int, nargs="+", required=True, help="blocks of the pool")
+    parser.add_argument("--capacity", type=int, nargs="+", default=[], help="blocks of the pool")
     parser.add_argument("--policy", nargs="+", default=["adaptive"], help="beside lru")
     parser.add_argument("--part", type=float, nargs=2, default=(0.0, 1.0), metavar=("FROM", "TO"))
     options = parser.parse_args(arguments)
-    trace = BlockTrace.read(options.trace, options.block, tuple(options.part))
+    if options.made is (options.trace is not None):
+        parser.error("give a trace, or --made")
     Prints.stride = Prints.head = 1  # a token is a block, so that each one counts
-    for capacity in options.capacity:
+    if options.made:
+        for name, made, capacities in MadeTraces():
+            compare(name, made, capacities, options.policy)
+    else:
+        trace = BlockTrace.read(options.trace, options.block, tuple(options.part))
+        compare(options.trace.name, trace, options.capacity, options.policy)
+
+
+def compare(name: str, trace: BlockTrace, capacities: Sequence[int], policies: Sequence[str]) -> None:
+    """Print the hit rates of policies beside those of LRU and of the optimum."""
+    for capacity in capacities:
         best, least = trace.bound(capacity), trace.hit_rate("lru", capacity)
-        print(f"{options.trace.name} {capacity} blocks: lru {least:.4f}, bound {best:.4f}", flush=True)
-        for policy in options.policy:
+        print(f"{name} {capacity} blocks: lru {least:.4f}, bound {best:.4f}", flush=True)
+        for policy in policies:
             begun = time.process_time()
             rate = trace.hit_rate(policy, capacity)
             closed = (rate - least) / (best - least) if best > least else 0.0

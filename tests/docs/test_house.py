@@ -80,8 +80,9 @@ BELOW: dict[str, dict[str, set[str]]] = {
         "retention": {"cells"},
         "arc": {"cells"},
         "s3fifo": {"cells", "arc"},
-        "reuse": {"cells", "ages"},
-        "adaptive": {"ages", "reuse"},
+        "memory": {"ages"},
+        "reuse": {"cells", "ages", "memory"},
+        "adaptive": {"cells", "ages", "memory", "reuse"},
     },
     "prefixloom_engine": {
         "contract": set(),

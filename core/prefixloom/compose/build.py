@@ -111,7 +111,7 @@ def make_lane(composition: Composition, index: int, tensors: Mapping[str, Any] |
         if tensors is None:
             raise
         raise CompositionError(f"component {part.name!r} cannot lie in the tensors that were given: {error}") from error
-    queue = serving(composition.policy)
+    queue = serving(composition.policy, states=part.unit == "boundary")
     if part.running:
         coder = Coder(part.manifest)
         rest = make(f"{part.name} at rest", coder.stored, capacity=part.capacity - part.running)

@@ -276,16 +276,19 @@ def _admissions(candidates: Sequence[Candidate], common: object, registry: Regis
 
 
 def _checked(policy: EvictionPolicy) -> EvictionPolicy:
-    """Check an eviction policy by making one queue, so that a broken one is refused now and not in service."""
-    try:
-        queue = policy.queue()
-        missing = missing_methods(queue)
-    except CompositionError:
-        raise
-    except Exception as error:
-        raise CompositionError(f"eviction policy {policy.name!r} cannot make a queue: {error!r}") from error
-    if missing:
-        raise CompositionError(f"eviction policy {policy.name!r} makes {queue!r}, which has no {', '.join(missing)}")
+    """Check an eviction policy by making queues, so that a broken one is refused now and not in service."""
+    for states in (False, True):
+        try:
+            queue = policy.queue(states=states)
+            missing = missing_methods(queue)
+        except CompositionError:
+            raise
+        except Exception as error:
+            raise CompositionError(f"eviction policy {policy.name!r} cannot make a queue: {error!r}") from error
+        if missing:
+            raise CompositionError(
+                f"eviction policy {policy.name!r} makes {queue!r}, which has no {', '.join(missing)}"
+            )
     return policy
 
 

@@ -228,13 +228,20 @@ class WatchedQueue(ListQueue):
 
 @attrs.frozen
 class EvictionPolicy:
-    """An order of eviction: ``make`` returns a queue, or ``key`` is a function of a ``Use`` (lowest evicted first)."""
+    """An order of eviction: ``make`` returns a queue, or ``key`` is a function of a ``Use`` (lowest evicted first).
+
+    ``make_states`` returns the queue of a component of states, if that is another one than ``make`` returns.
+    """
 
     name: str
     key: Callable[[Use], Any] | None = None
     make: Callable[[], Queue] | None = None
+    make_states: Callable[[], Queue] | None = None
 
-    def queue(self) -> Queue:
+    def queue(self, *, states: bool = False) -> Queue:
+        """Make the queue of one component. ``states``: its cells are states, of one slot each, and not pages."""
+        if states and self.make_states is not None:
+            return self.make_states()
         if self.make is not None:
             return self.make()
         if self.key is None:
@@ -261,12 +268,12 @@ def missing_methods(queue: object) -> list[str]:
     return [name for name in needed if not callable(getattr(queue, name, None))]
 
 
-def serving(policy: EvictionPolicy) -> Queue:
-    """Make the queue of one component. It keeps working even if a third-party policy fails."""
+def serving(policy: EvictionPolicy, *, states: bool = False) -> Queue:
+    """Make the queue of one component, of states or of pages. It keeps working even if a third-party policy fails."""
     if any(policy is ours for ours in BUILT_IN.values()):
         return policy.queue()
     try:
-        queue = policy.queue()
+        queue = policy.queue(states=states)
         if missing := missing_methods(queue):
             raise LookupError(f"it made {queue!r}, which has no {', '.join(missing)}")
     except Exception as error:

@@ -100,7 +100,9 @@ def end_half_way(core: Core, running: Running, run: list[Node], error: BaseExcep
 def forget_everything(core: Core) -> None:
     """Free all slots of all tiers, whoever held them, and begin with an empty tree."""
     shape = core.shape
-    queues = [serving(shape.composition.policy) for _ in shape.all_lanes]  # first: a policy of a third party may raise
+    policy = shape.composition.policy
+    # first: a policy of a third party may raise
+    queues = [serving(policy, states=lane.unit == "boundary") for lane in shape.all_lanes]
     core.index.forget_everything()
     for running in core.live:
         core.flight.end_alone(running)

@@ -378,4 +378,5 @@ def _make_host_lane(composition: Composition, tier: TierPart, index: int, lane: 
         allocate=composition.device != "meta",
     )  # fmt: skip
     kind = HostStates if lane.unit == "boundary" else HostPages
-    return kind(index, lane.part, pool, serving(composition.policy), composition.page, lane)
+    queue = serving(composition.policy, states=lane.unit == "boundary")
+    return kind(index, lane.part, pool, queue, composition.page, lane)

@@ -1,8 +1,9 @@
 """Ages: how long it takes until a path is used again, by class of paths, learned while a cache runs.
 
-Time is counted in tokens that came, never by a clock. A *visit* is one use of a path; it ends when the path is used
-again, or is lost sight of. For each class and each range of ages it is known how many visits ended by a use, and how
-long visits were seen at such an age, those that go on included. So rates of use are not biased by what is still young.
+Time is counted in tokens that were asked for, never by a clock. A *visit* is one use of a path; it ends when the path
+is used again, or is lost sight of. For each class and each range of ages it is known how many visits ended by a use,
+and how long visits were seen at such an age, those that go on included. So rates of use are not biased by what is still
+young. A rate that rises with the age is believed only once many uses say so: with few, it is mostly chance.
 
 The index of a class at an age is the most that waiting on can give for each token of time, over all times t to stop at:
 
@@ -30,31 +31,35 @@ class Visit:
     """``kind``    its class
     ``at``      the time of the use
     ``turn``    how many uses its path had with it
-    ``tokens``  of its path that no other shares
     ``end``     how deep the path is
+    ``mark``    the deepest mark of its path; -1: it has none
+    ``held``    by how many cells and marks its path is still known; at none, it is lost sight of
     ``over``    whether it has ended
     """
 
     kind: int
     at: int
     turn: int
-    tokens: int
     end: int = 0
+    mark: int = -1
+    held: int = 0
     over: bool = False
 
 
 class Ages:
     """``first``: where the second range of ages begins, in tokens. ``belief``: so many visits count for a rate that
     falls with the age, under which the least recently used has the lowest index. ``shared``: so many for that of all
-    classes.
+    classes. ``doubt``: so many uses it takes to believe that a rate rises with the age.
     """
 
-    def __init__(self, kinds: int, first: int = 64, *, belief: float = 8.0, shared: float = 12.0) -> None:
+    def __init__(
+        self, kinds: int, first: int = 64, *, belief: float = 8.0, shared: float = 12.0, doubt: float = 50.0
+    ) -> None:
         self.bounds = [0] + [int(first * RATIO**each) for each in range(RANGES - 1)]
         self.widths = [b - a for a, b in zip(self.bounds, self.bounds[1:], strict=False)] + [self.bounds[-1]]
         self.kinds = kinds
         self.now = 0
-        self._belief, self._shared = belief, shared
+        self._belief, self._shared, self._doubt = belief, shared, doubt
         self._used = [[0.0] * RANGES for _ in range(kinds)]
         self._ended = [[0.0] * RANGES for _ in range(kinds)]
         self._rest = [[0.0] * RANGES for _ in range(kinds)]
@@ -63,43 +68,51 @@ class Ages:
         self._width = first * 16  # of a slice of time
         self._first = 0  # the number of the first slice
         self._alive = [[0] for _ in range(kinds)]  # visits that go on, by the slice in which they began
-        self._weights = [0]  # tokens of paths by the slice of their last use
 
     def begin(self, visit: Visit) -> None:
-        while visit.at // self._width - self._first >= len(self._weights):
-            if len(self._weights) >= SLICES:
+        while visit.at // self._width - self._first >= len(self._alive[0]):
+            if len(self._alive[0]) >= SLICES:
                 self._shorten()
             else:
-                self._weights.append(0)
                 for row in self._alive:
                     row.append(0)
-        slice_ = self._slice(visit)
-        self._alive[visit.kind][slice_] += 1
-        self._weights[slice_] += visit.tokens
+        self._alive[visit.kind][self._slice(visit)] += 1
 
     def _slice(self, visit: Visit) -> int:
         """The slice in which a visit began; the first one has all that is older."""
         return max(visit.at // self._width - self._first, 0)
 
-    def end(self, visit: Visit, used: bool) -> int:
-        """The visit is over. How many tokens of paths were used since: an LRU pool of fewer tokens has lost it."""
+    def end(self, visit: Visit, used: bool) -> None:
+        """A visit is over. It is ended once."""
+        if visit.over:
+            return
         visit.over = True
-        slice_ = self._slice(visit)
         kind = visit.kind
-        self._alive[kind][slice_] -= 1
-        weights = self._weights
-        weights[slice_] -= visit.tokens
+        self._alive[kind][self._slice(visit)] -= 1
         age = self.now - visit.at
         at = bisect_right(self.bounds, age) - 1
         self._ended[kind][at] += 1
         self._rest[kind][at] += age - self.bounds[at]
         if used:
             self._used[kind][at] += 1
-        return sum(weights[slice_ + 1 :]) + weights[slice_] // 2 + visit.tokens
+
+    def change(self, visit: Visit, kind: int) -> None:
+        """A visit that goes on is of another class from now on."""
+        if visit.over or visit.kind == kind:
+            return
+        self.end(visit, False)
+        visit.kind, visit.over = kind, False
+        self._alive[kind][self._slice(visit)] += 1
+
+    def release(self, visit: Visit) -> None:
+        """One cell or mark less knows the path of a visit."""
+        visit.held -= 1
+        if not visit.held:
+            self.end(visit, False)
 
     def _shorten(self) -> None:
         """Make slices twice as wide, or let the oldest two be one, once all reach back to the horizon."""
-        rows = [self._weights, *self._alive]
+        rows = self._alive
         if self._width * SLICES >= 2 * self.horizon:
             for row in rows:
                 row[:2] = [row[0] + row[1]]
@@ -121,22 +134,28 @@ class Ages:
                 row[:] = [each / 2 for each in row]
 
     def rates(self) -> list[list[float]]:
-        """By class and range the uses per token of time."""
+        """By class and range the uses per token of time. They fall with the age, unless many uses say otherwise."""
         seen = [self._seen(kind) for kind in range(self.kinds)]
-        believed, shared = self._belief, self._shared
+        believed, shared, doubt = self._belief, self._shared, self._doubt
         common = []
         for at, width in enumerate(self.widths):
             falling = 0.3 / (self.bounds[at] + width)
             time = sum(row[at] for row in seen)
             used = sum(row[at] for row in self._used)
             common.append((used + believed * width * falling) / (time + believed * width))
-        return [
-            [
+        found = []
+        for row, times in zip(self._used, seen, strict=True):
+            own = [
                 (used + shared * width * rate) / (time + shared * width)
                 for used, time, width, rate in zip(row, times, self.widths, common, strict=True)
             ]
-            for row, times in zip(self._used, seen, strict=True)
-        ]
+            found.append(
+                [
+                    (used + doubt) / (time + doubt / rate)
+                    for used, time, rate in zip(row, times, falling_fit(own, times), strict=True)
+                ]
+            )
+        return found
 
     def _seen(self, kind: int) -> list[float]:
         """Time for which visits of a class were seen at each range of ages."""
@@ -175,3 +194,16 @@ class Ages:
             best.reverse()
             found.append(best)
         return found
+
+
+def falling_fit(rates: list[float], weights: list[float]) -> list[float]:
+    """The rates nearest to these, by weighted squares, of which none is above the one before it."""
+    pools: list[tuple[float, float, int]] = []
+    for rate, weight in zip(rates, weights, strict=True):
+        weight, count = weight + 1e-3, 1
+        while pools and pools[-1][0] <= rate:
+            before, heavy, many = pools.pop()
+            rate = (before * heavy + rate * weight) / (heavy + weight)
+            weight, count = weight + heavy, count + many
+        pools.append((rate, weight, count))
+    return [max(rate, 1e-15) for rate, _, count in pools for _ in range(count)]

@@ -81,6 +81,8 @@ class CellRecord:
     ``uses``     how often it was used, its path's uses included
     ``last``     when it was used last, by the count of the queue's calls
     ``away``     whether a lease covers it
+    ``useless``  whether it goes next since others lost what it needs, or nobody wants it
+    ``chosen``   whether it went because the queue chose it
     ``line``     the line it stands in; None: in none, or in a heap
     """
 
@@ -91,6 +93,8 @@ class CellRecord:
     uses: int = 1
     last: int = 0
     away: bool = False
+    useless: bool = False
+    chosen: bool = False
     line: Line | None = None
     key: Any = None
 
@@ -118,6 +122,42 @@ class Prints:
         width = len(key) // (node.end - start)
         return start, zlib.crc32(key[: self.head * width], self._to_end(node.parent, width))
 
+    def end(self, node: Any) -> list[tuple[int, int]]:
+        """The print of the path to the end of ``node``, with its depth; nothing if the tree does not tell keys."""
+        key = getattr(node, "key", None)
+        if not key:
+            return []
+        width = len(key) // (node.end - node.parent.end)
+        return [(node.end, zlib.crc32(node.end.to_bytes(8, "little") + key[-width:], self._to_end(node, width)))]
+
+    def marks(self, node: Any, mask: int) -> list[tuple[int, int]]:
+        """Of the positions that are printed in the edge of ``node``, those whose print has no bit of ``mask``.
+
+        Each as the depth up to which it stands for the edge, and the print of the path up to it, the deepest first.
+        """
+        key = getattr(node, "key", None)
+        if not key:
+            return []
+        start, stride = node.parent.end, self.stride
+        width = len(key) // (node.end - start)
+        found = self._to_end(node.parent, width)
+        some = self._some(node, width)
+        depth = start + -start % stride + stride
+        marks = []
+        for at in range(0, len(some), 4):
+            found = zlib.crc32(some[at : at + 4], found)
+            if not found & mask:
+                marks.append((min(depth, node.end), found))
+            depth += stride
+        self._ends[node] = found
+        marks.reverse()
+        return marks
+
+    def _some(self, node: Any, width: int) -> bytes:
+        """The first four bytes of each token that is printed of an edge."""
+        skipped = -node.parent.end % self.stride
+        return memoryview(node.key).cast("I")[skipped * width // 4 :: self.stride * width // 4].tobytes()
+
     def _to_end(self, node: Any, width: int) -> int:
         ends = self._ends
         edges = []
@@ -127,10 +167,8 @@ class Prints:
         found = ends.get(node, 0)
         if len(ends) > self.kept:
             ends.clear()
-        halves = width * self.stride // 2
         for below in reversed(edges):
-            skipped = -below.parent.end % self.stride * width // 2
-            found = zlib.crc32(memoryview(below.key).cast("H")[skipped::halves].tobytes(), found)
+            found = zlib.crc32(self._some(below, width), found)
             ends[below] = found
         return found
 
@@ -147,7 +185,9 @@ class CellQueue(Queue):
     def __init__(self) -> None:
         self.tick = 0
         self.tokens = 0
-        """Of all paths: about the size of the pool, when something must go."""
+        """Of all edges that are here: about the size of the pool, when something must go."""
+        self._edges: dict[Any, int] = {}
+        """The tokens of each of them."""
         self.known: dict[Any, CellRecord] = {}
         self._at: dict[Any, CellRecord] = {}
         self._front = Line()
@@ -186,28 +226,34 @@ class CellQueue(Queue):
                 record.span = record.depth - above.depth
                 if above.away and 2 * above.depth >= record.depth:
                     record.uses += above.uses
-            self.tokens += record.span
+            for node in self.fresh:
+                self._count(node)
             again = False
         else:
             again = record.away
             record.uses += again
             record.away = False
         record.last = self.tick
+        record.useless = record.chosen = False
         self.come(cell, record, again)
 
     def add_first(self, cell: Any) -> None:
         record = self.known.get(cell)
         if record is None:
             record = self._meet(cell)
+            self._count(record.node)
         record.away = False
         above, child = self._above or (None, None)
         comes = False
+        record.useless = True
         if above is cell.node and child is not None:
             self._above = None
+            record.useless = child.useless
             record.last = max(record.last, child.last)
             record.span = max(child.span - child.tokens, record.tokens)
             comes = self.bared(record, child)
         if comes:
+            record.useless = False
             self.come(cell, record, False)
         else:
             record.line = self._front
@@ -230,20 +276,23 @@ class CellQueue(Queue):
                 return None
         record = self.known[cell]
         self._take(cell, record)
+        record.chosen = not record.useless
         self.gone(cell, record)
         self._above = (cell.node.parent, record)
         return cell
 
     def forget(self, cell: Any) -> None:
+        self.tokens -= self._edges.pop(cell.node, 0)
         record = self.known.pop(cell, None)
         if record is not None:
-            self.tokens = max(0, self.tokens - record.tokens)
             if self._at.get(record.node) is record:
                 del self._at[record.node]
             if self._above is not None and self._above[1] is record:
                 self._above = (self._above[0], attrs.evolve(record, node=None))
 
     def inherit(self, upper: Any, lower: Any, linked: bool) -> None:
+        if lower.node in self._edges:
+            self._count(upper.node)
         known = self.known.get(lower)
         if known is None:
             if linked:
@@ -283,13 +332,26 @@ class CellQueue(Queue):
     def _meet(self, cell: Any) -> CellRecord:
         node = cell.node
         depth = node.end
-        old = self._at.get(node)
-        if old is not None:  # it was inside of a path, and may have been split since
-            self.tokens = max(0, self.tokens - max(0, old.tokens - (depth - node.parent.end)))
         record = self.known[cell] = self._at[node] = CellRecord(
             node, depth - node.parent.end, depth, depth - node.parent.end, last=self.tick
         )
         return record
+
+    def _count(self, node: Any) -> None:
+        edges = self._edges
+        if node in edges:
+            return
+        tokens = edges[node] = node.end - node.parent.end
+        self.tokens += tokens
+        for below in getattr(node, "children", ()):  # an inner edge was split, of which a queue is not told
+            left = below.end - node.end
+            if edges.get(below, 0) > left:
+                self.tokens -= edges[below] - left
+                edges[below] = left
+                self.divided(node, below)
+
+    def divided(self, upper: Any, lower: Any) -> None:
+        """The edge of ``upper`` was split off that of ``lower``. Nothing, unless a policy notes more of edges."""
 
     def above(self, record: CellRecord) -> CellRecord | None:
         """The nearest known cell above a new one."""
@@ -302,7 +364,7 @@ class CellQueue(Queue):
                 return found
             fresh.append(node)
             tokens = node.end - node.parent.end
-            self._at[node] = CellRecord(node, tokens, node.end, tokens)  # so that it is counted once
+            self._at[node] = CellRecord(node, tokens, node.end, tokens)  # so that it is known
             node = node.parent
         return None
 

@@ -91,9 +91,9 @@ def test_a_loop_that_does_not_fit_hits_with_what_is_learned() -> None:
     assert adaptive > 0.25
 
 
-@pytest.mark.parametrize(("kind", "most"), [("popular", 0.002), ("scan", 0.002), ("chats", 0.008)])
-def test_adaptive_is_hardly_worse_than_least_recently_used(kind: str, most: float) -> None:
-    """At most 0.2 points is the aim. On chats whose next turn follows recency alone it is missed: docs/policies.md."""
+@pytest.mark.parametrize("kind", ["popular", "scan", "chats"])
+def test_adaptive_is_hardly_worse_than_least_recently_used(kind: str) -> None:
+    """At most 0.2 points. The next turn of the chats follows recency alone."""
     chance = random.Random(11)
     prompts: list[list[int]] = []
     chats: list[list[int]] = []
@@ -109,7 +109,7 @@ def test_adaptive_is_hardly_worse_than_least_recently_used(kind: str, most: floa
             chats[at] = chats[at] + text(10_000 + number, 32)
             prompts.append(chats[at])
     lru, adaptive = (hits(policy, prompts, 64 * 60) for policy in ("lru", "adaptive"))
-    assert adaptive > lru - most
+    assert adaptive > lru - 0.002
 
 
 def test_a_path_is_known_again_however_its_edges_divide_it() -> None:
@@ -168,7 +168,7 @@ def test_a_queue_knows_about_how_many_tokens_there_are_though_paths_part_while_t
 
 def test_rates_are_those_of_the_visits() -> None:
     """Half of the visits of a class are used again after 1,000 tokens, the others never; the young do not count yet."""
-    ages = Ages(2, belief=1e-6, shared=1e-6)
+    ages = Ages(2, belief=1e-6, shared=1e-6, doubt=1e-6)
     open_: list[Visit] = []
     for number in range(4000):
         ages.now += 10
@@ -198,18 +198,6 @@ def test_it_is_learned_that_a_first_turn_is_used_again_and_a_second_is_not() -> 
     lru, reuse = (hits(policy, prompts, 64 * 24) for policy in ("lru", "reuse"))
     assert lru < 0.01
     assert reuse > 0.28, "0.33 would be all"
-
-
-def test_a_visit_that_ends_says_how_many_tokens_were_used_since() -> None:
-    ages = Ages(1)
-    ages.horizon = 1 << 20  # so far back that slices of time become wider and wider
-    visits = []
-    for _ in range(5000):
-        ages.now += 100
-        visits.append(Visit(0, ages.now, 1, 100))
-        ages.begin(visits[-1])
-    for number in (4990, 4000, 2500, 10):
-        assert ages.end(visits[number], True) == pytest.approx(100 * (5000 - number), abs=10_000)
 
 
 @pytest.mark.parametrize("name", ALL)

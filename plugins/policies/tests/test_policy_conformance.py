@@ -2,13 +2,16 @@
 
 import pytest
 
+from prefixloom import EvictionPolicy
 from prefixloom.testing import AdmissionCase, PolicyCase, parametrize_with_laws
+from prefixloom_policies.adaptive import AdaptiveStateQueue
 
 POLICIES = [PolicyCase.installed(name) for name in ("tlru", "arc", "s3fifo", "gdsf", "retention", "reuse", "adaptive")]
+STATES = PolicyCase(lambda: EvictionPolicy("adaptive", make=AdaptiveStateQueue), label="adaptive, of states")
 ADMISSIONS = [AdmissionCase.installed(name) for name in ("ends", "prompts", "branches", "spaced", "by-cost")]
 
 
-@parametrize_with_laws(*POLICIES)
+@parametrize_with_laws(*POLICIES, STATES)
 def test_conformance(case, law):  # type: ignore[no-untyped-def]
     law(case)
 
