@@ -33,7 +33,7 @@ from prefixloom.compose.sizing import Traffic
 from prefixloom.lab import BlockPrompt, Service, Setup, read_trace
 from prefixloom_engine.threeway import ThreeWay
 from prefixloom_engine.threeway.text import END, text_sizes
-from prefixloom_fleet.routing import POLICIES
+from prefixloom_fleet.routing import USUAL
 from prefixloom_fleet.simulation import FleetOutcome, FleetSetup, RepeatedTrace, simulate
 
 PAGE, RUNNING, QUEUE, CHUNK = 16, 4, 64, 64
@@ -234,7 +234,7 @@ def main() -> int:
     parser.add_argument("--answer", type=int, default=4, help="tokens of an answer")
     parser.add_argument("--memory", default="32MiB", help="of the pools of one replica")
     parser.add_argument("--replicas", default="2,4")
-    parser.add_argument("--policies", default=",".join(POLICIES))
+    parser.add_argument("--policies", default=",".join(USUAL))
     args = parser.parse_args()
     asked = shrunk(args.trace, args.limit, args.block, args.speed)
     tokens = sum(len(each.prompt) for each in asked)

@@ -29,7 +29,7 @@ from prefixloom.lab.commands.arguments import (
 )
 from prefixloom.lab.commands.plan import synthetic_trace
 
-from ..routing import POLICIES
+from ..routing import POLICIES, USUAL
 from ..simulation import FleetOutcome, FleetSetup, Outage, RepeatedTrace, StoreSpeed, simulate_all
 from ..simulation.fleet_outcome import describe_fleets
 from ..simulation.fleet_report import fleet_report
@@ -50,7 +50,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--policy", default="lru", metavar="NAME", help="the order of eviction")
     parser.add_argument("--replicas", default="1,2,4", metavar="N,...", help="how many replicas (default: 1,2,4)")
     parser.add_argument(
-        "--routing", default=",".join(POLICIES), metavar="NAME,...", help=f"of {', '.join(POLICIES)} (default: all)"
+        "--routing",
+        default=",".join(USUAL),
+        metavar="NAME,...",
+        help=f"of {', '.join(POLICIES)} (default: {', '.join(USUAL)})",
     )
     parser.add_argument(
         "--late", default="0", metavar="SECONDS",

@@ -5,6 +5,6 @@ has a file, and ``turns`` and ``sent`` are what several of them remember. ``prom
 """
 
 from .contract import ReplicaView, RoutingPolicy, RoutingRequest
-from .policies import POLICIES, find_policy
+from .policies import POLICIES, USUAL, find_policy
 
-__all__ = ["POLICIES", "ReplicaView", "RoutingPolicy", "RoutingRequest", "find_policy"]
+__all__ = ["POLICIES", "USUAL", "ReplicaView", "RoutingPolicy", "RoutingRequest", "find_policy"]

@@ -28,6 +28,8 @@ POLICIES: Mapping[str, MakesPolicy] = {
     "resumable": ResumableBoundary,
     "decode-room": DecodeRoom,
 }
+USUAL = ("round-robin", "least-loaded", "prefix", "resumable")
+"""Those for replicas that compute prompts. Any other is for replicas that decode what others have computed."""
 
 
 def find_policy(name: str, *, follows: bool = True) -> RoutingPolicy:
