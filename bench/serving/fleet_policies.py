@@ -29,7 +29,7 @@ from pathlib import Path
 import attrs
 import httpx
 
-from prefixloom.compose.sizing import Traffic
+from prefixloom import Traffic
 from prefixloom.lab import BlockPrompt, Service, Setup, read_trace
 from prefixloom_engine.threeway import ThreeWay
 from prefixloom_engine.threeway.text import END, text_sizes
