@@ -81,6 +81,15 @@ def said(answer: httpx.Response) -> str:
     return str(answer.json()["choices"][0]["text"])
 
 
+def test_nothing_counts_at_a_replica_once_all_is_answered(fleet: RunningFleet) -> None:
+    """Nor does what the fleet asks of its own accord, to learn who is there."""
+    assert fleet.ask(text("counted", 300)).status_code == 200
+    until = time.monotonic() + 10
+    while counted := {name: each["under_way"] for name, each in fleet.replicas().items() if each["under_way"]}:
+        assert time.monotonic() < until, counted
+        time.sleep(0.2)
+
+
 def test_prompts_are_computed_by_prefill_replicas_and_the_answers_are_those_of_one_server(
     fleet: RunningFleet, one_server: OneServer
 ) -> None:

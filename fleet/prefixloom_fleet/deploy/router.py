@@ -55,7 +55,7 @@ class PolicyRouter(RequestRouter):
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
         call = pending_request.args[0] if pending_request.args else None
-        if isinstance(call, RoutedCall):
+        if isinstance(call, RoutedCall) and not call.looks:
             call.goes_to(self.known.get(replica_id.unique_id))
 
 
