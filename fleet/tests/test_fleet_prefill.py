@@ -11,10 +11,9 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import httpx
 import pytest
 
-from tests.support.fleets import OneServer, RunningFleet, running_fleet
+from tests.support.fleets import OneServer, RunningFleet, running_fleet, said, text
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="the extra 'ray' is not installed"),
@@ -34,10 +33,6 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningFleet]:
 def one_server() -> Iterator[OneServer]:
     with OneServer() as server:
         yield server
-
-
-def text(name: str, length: int = 700) -> str:
-    return (f"{name} tells of the sea and of ships, " * (length // 8))[:length]
 
 
 def of_role(fleet: RunningFleet, role: str) -> dict[str, dict[str, Any]]:
@@ -74,11 +69,6 @@ def peers(fleet: RunningFleet) -> list[int]:
         for line in lines
         if line.startswith("prefixloom:prefill_peers{") and 'state="agreed"' in line
     ]
-
-
-def said(answer: httpx.Response) -> str:
-    assert answer.status_code == 200, answer.text
-    return str(answer.json()["choices"][0]["text"])
 
 
 def test_nothing_counts_at_a_replica_once_all_is_answered(fleet: RunningFleet) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.fleets import SERVER, OneServer, RunningFleet, running_fleet
+from tests.support.fleets import SERVER, OneServer, RunningFleet, cached, running_fleet, said, text, told_by
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="the extra 'ray' is not installed"),
@@ -37,23 +37,6 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningFleet]:
 def one_server() -> Iterator[OneServer]:
     with OneServer() as server:
         yield server
-
-
-def text(name: str, length: int = 700) -> str:
-    return (f"{name} tells of the sea and of ships, " * (length // 8))[:length]
-
-
-def cached(answer: httpx.Response) -> int:
-    return int(answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
-
-
-def told_by(answer: httpx.Response) -> str:
-    return answer.headers["x-prefixloom-replica"]
-
-
-def said(answer: httpx.Response) -> str:
-    assert answer.status_code == 200, answer.text
-    return str(answer.json()["choices"][0]["text"])
 
 
 def test_the_answers_are_those_of_one_server(fleet: RunningFleet, one_server: OneServer) -> None:

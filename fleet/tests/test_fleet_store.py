@@ -13,20 +13,11 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.fleets import SERVER, OneServer, running_fleet
+from tests.support.fleets import SERVER, OneServer, cached, running_fleet, said
 from tests.support.store_servers import redis_server
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="the extra 'ray' is not installed")
 LONG = "The tide comes in twice a day, and takes with it what nobody has tied. " * 6
-
-
-def said(answer: httpx.Response) -> str:
-    assert answer.status_code == 200, answer.text
-    return str(answer.json()["choices"][0]["text"])
-
-
-def cached(answer: httpx.Response) -> int:
-    return int(answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
 
 
 def test_the_store_warms_a_replica_that_joins_and_may_go(tmp_path: Path) -> None:

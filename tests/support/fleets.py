@@ -147,6 +147,29 @@ def descendants(pid: int) -> set[int]:
     return found - {pid}
 
 
+# ---------------------------------------------------------------- what tests ask, and what comes
+
+
+def text(name: str, length: int = 700) -> str:
+    """A prompt of so many tokens that begins with ``name``."""
+    return (f"{name} tells of the sea and of ships, " * (length // 8))[:length]
+
+
+def said(answer: httpx.Response) -> str:
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["choices"][0]["text"])
+
+
+def cached(answer: httpx.Response) -> int:
+    """How many tokens of the prompt hit."""
+    return int(answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+
+def told_by(answer: httpx.Response) -> str:
+    """The replica that answered."""
+    return answer.headers["x-prefixloom-replica"]
+
+
 class OneServer:
     """What one engine answers at temperature 0, without a fleet. ``seed``: of the model's weights."""
 

@@ -266,7 +266,7 @@ class Server:
         self.worker.check_room(asked.n)
         prompt = await self.chat_prompt(request, asked)
         form = ChatForm(self.name, self.fingerprint, asked, self.tokenizer, prompt.tokens)
-        return await self.begin(asked, form, [prompt], tenant, share, prefill_of(request))
+        return await self.begin(asked, form, [prompt], tenant, share, chosen_prefill(request))
 
     async def chat_prompt(self, request: Request, asked: ChatAsked | TokenizeAsked) -> ChatPrompt:
         messages = [each.model_dump(exclude_none=True) for each in asked.messages or ()]
@@ -294,7 +294,7 @@ class Server:
         )
         echoes = [each if isinstance(each, str) else self.tokenizer.decode(each) for each in several if asked.echo]
         form = CompletionForm(self.name, self.fingerprint, asked, echoes)
-        return await self.begin(asked, form, prompts, tenant, share, prefill_of(request))
+        return await self.begin(asked, form, prompts, tenant, share, chosen_prefill(request))
 
     async def tokenize(self, request: Request) -> Response:
         self.tenant(request)
@@ -381,7 +381,7 @@ def make_app(server: Server, more: Sequence[Route] = ()) -> Starlette:
     return Starlette(routes=[*server.routes(), *more], exception_handlers=handlers, lifespan=lifespan)
 
 
-def prefill_of(request: Request) -> str:
+def chosen_prefill(request: Request) -> str:
     """The address of the prefill process that is to compute the prompts of a body, if a router has chosen it."""
     return request.headers.get(PREFILL_HEADER, "")
 

@@ -147,10 +147,10 @@ def settings_of(args: argparse.Namespace) -> ServeSettings:
     if args.store is not None and "host_memory" not in sizes:
         raise InputError("--store stands behind the host's memory: give --host-memory as well, such as 8GiB")
     traffic = Traffic.parse(args.traffic, running=numbers["max_running"], chunk=numbers["chunk"])
-    return ServeSettings(args, numbers, sizes, traffic, prefill_of(args))
+    return ServeSettings(args, numbers, sizes, traffic, prefill_addresses(args))
 
 
-def prefill_of(args: argparse.Namespace) -> list[str] | None:
+def prefill_addresses(args: argparse.Namespace) -> list[str] | None:
     """The addresses of prefill servers, checked with the keys for them. None: prompts are computed here."""
     if args.prefill is None and args.as_prefill is None:
         if args.prefill_keys is not None or args.prefill_mover is not None:

@@ -172,7 +172,7 @@ def fleet_of(tables: Mapping[str, Any], folder: Path = Path()) -> FleetConfig:
             found[field] = checked(f"[{table}] {name}", field, value, kind)
     found["options"] = options_of(tables.get("server", {}), folder)
     if "prefill" in tables:
-        found |= prefill_of(tables["prefill"], tables.get("server", {}), folder)
+        found |= prefill_fields(tables["prefill"], tables.get("server", {}), folder)
     if "replicas" in found:
         found["least"], found["most"] = bounds_of(found.pop("replicas"))
     config = FleetConfig(**{"policy": "decode-room" if "prefill" in tables else "resumable", **found})
@@ -191,7 +191,7 @@ SERVERS = ("server", "prefill")
 """The tables that have options of servers."""
 
 
-def prefill_of(values: Mapping[str, Any], server: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def prefill_fields(values: Mapping[str, Any], server: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """The table ``[prefill]``: how many servers compute prompts, and in what they differ from the others."""
     more = dict(values)
     count = checked("[prefill] replicas", "prefill", more.pop("replicas", 1), int)

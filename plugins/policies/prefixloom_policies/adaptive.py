@@ -23,15 +23,15 @@ from .memory import Mark
 from .reuse import NEW, TURNS, ReuseQueue
 
 LEAST = 256
-"""Paths that must have been used again before what was learned of them counts,"""
+"""Eviction goes by last use until so many paths were used again. Before that too little is learned of them."""
 POOLS = 4
-"""and so many pools of tokens must have missed: so far the memory looks back. Until then eviction goes by last use."""
+"""It goes by last use, too, until so many pools of tokens have missed, which is how far the memory looks back."""
 RISK = 0.0003
-"""The part of all tokens asked for that may be lost against LRU,"""
+"""This part of all tokens asked for may be lost against LRU. Beside it, the larger of the next two may be lost."""
 PATHS = 1
-"""and so many paths beside it,"""
+"""So many paths of average length."""
 POOL = 0.01
-"""or this part of the pool, whichever is more."""
+"""This part of the pool."""
 AHEAD = 0.01
 """A lead counts up to this part of all tokens asked for, so that a loss is soon seen."""
 PASSED = len(TURNS) * len(NEW)

@@ -30,11 +30,11 @@ TURNS = (1, 2, 3, 5)
 NEW = (0, 512, 2048, 8192)
 """Where the classes of tokens begin that were new in the last turn."""
 SPAN = 8
-"""It is told apart when visits began for so many times the tokens of the pool."""
+"""When a visit began is known for so many times the tokens of the pool. Older visits count as equally old."""
 MARKS_OF_A_PATH = 64
-"""There are at most so many marks of a path, on average,"""
+"""A path has at most so many marks, on average. Where there are more, half of all are forgotten."""
 MARKS = 16384
-"""and of the pool."""
+"""All paths in the pool together have at most so many."""
 LEARNED = 1000
 """The order is computed anew after so many cells have come, and more often in the beginning."""
 FADES = 8192
