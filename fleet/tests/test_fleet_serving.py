@@ -196,8 +196,13 @@ def test_status_and_top_tell_of_each_replica(fleet: RunningFleet, capsys: pytest
     assert all(name in out for name in names)
 
 
-def test_a_fleet_without_events_answers_as_well(tmp_path: Path, one_server: OneServer) -> None:
-    tables: dict[str, Any] = {"fleet": {"replicas": 2}, "routing": {"events": False}}
+def test_a_fleet_without_events_and_insight_answers_as_well(
+    tmp_path: Path, one_server: OneServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from prefixloom.cli import main
+
+    server = {**SERVER, "insight": False}
+    tables: dict[str, Any] = {"fleet": {"replicas": 2}, "routing": {"events": False}, "server": server}
     with running_fleet(tmp_path, **tables) as fleet:
         prompt = text("no events", 900)
         first = fleet.ask(prompt)
@@ -205,6 +210,10 @@ def test_a_fleet_without_events_answers_as_well(tmp_path: Path, one_server: OneS
         assert said(first) == one_server(prompt)
         assert told_by(second) == told_by(first) and cached(second) >= 800, "what was sent there counts"
         assert {each["events"] for each in fleet.replicas().values()} == {"it publishes no events"}
+        for command in (["fleet", "status"], ["top", "--fleet", "--once"]):
+            assert main([*command, "--server", fleet.root]) == 0
+            out = capsys.readouterr().out
+            assert all(name in out for name in fleet.replicas()), command
 
 
 def test_the_number_of_replicas_follows_the_load(tmp_path: Path, one_server: OneServer) -> None:

@@ -83,14 +83,16 @@ def fleet_frame(told: dict[str, Any], trouble: str = "") -> Any:
     )  # fmt: skip
     table = _table("replica", "weights", ">running", ">waiting", ">tokens ahead", ">hit", "free", "events")
     for each in told["replicas"]:
-        insight, stats = each["insight"], each["insight"]["stats"]
-        asked = stats["asked_tokens"]
-        free = ", ".join(f"{name} {share:.0%}" for name, share in each.get("free", {}).items())
-        kind = " (prefill)" if each.get("role") == "prefill" else ""
+        running, waiting, hit = f"{each['running']:,}", "-", "-"
+        if each["insight"] is not None:  # else its server was started without
+            insight, stats = each["insight"], each["insight"]["stats"]
+            running, waiting, asked = f"{insight['running']:,}", f"{insight['waiting']:,}", stats["asked_tokens"]
+            hit = f"{stats['hit_tokens'] / asked:.1%}" if asked else "-"
+        free = ", ".join(f"{name} {share:.0%}" for name, share in each["free"].items())
+        kind = " (prefill)" if each["role"] == "prefill" else ""
         table.add_row(
-            Text(each["name"] + kind), Text(each.get("fingerprint") or "?"), f"{insight['running']:,}",
-            f"{insight['waiting']:,}", f"{each.get('tokens_ahead', 0):,}",
-            f"{stats['hit_tokens'] / asked:.1%}" if asked else "-", Text(free), Text(each.get("events", "?")),
+            Text(each["name"] + kind), Text(each["fingerprint"] or "?"), running, waiting, f"{each['tokens_ahead']:,}",
+            hit, Text(free), Text(each["events"]),
         )  # fmt: skip
     return Group(head, Text(), table)
 

@@ -29,9 +29,9 @@ def run(args: argparse.Namespace) -> int:
     print(f"routing: {told['policy']}; requests: {', '.join(f'{name} {n}' for name, n in told['requests'].items())}")
     for each in told["replicas"]:
         free = ", ".join(f"{name} {share:.0%}" for name, share in each["free"].items())
-        role = ROLES.get(each.get("role"), "")
+        role, process = ROLES.get(each["role"], ""), each["pid"] or "?"
         print(
-            f"  {each['name']} ({role}process {each['pid']}, weights {each['fingerprint']}): "
-            f"{each['running']} requests, {each['tokens_ahead']} tokens ahead; free: {free}; events: {each['events']}"
+            f"  {each['name']} ({role}process {process}, weights {each['fingerprint'] or '?'}): "
+            f"{each['running']} requests, {each['tokens_ahead']} tokens ahead; free: {free or '?'}; events: {each['events']}"
         )
     return 0

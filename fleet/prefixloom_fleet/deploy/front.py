@@ -262,19 +262,20 @@ class Front:
         """All replicas, for ``prefixloom fleet status`` and ``prefixloom top --fleet``."""
         rows = []
         by_name = {each.name: each for each in await self._replicas_known()}
-        for name, text in sorted((await self._texts_of("/insight")).items()):
-            known = by_name.get(name)
-            row: dict[str, Any] = {"name": name, "insight": json.loads(text)}
-            if known is not None:
-                row |= {
+        answers = await self._broadcast(HttpCall("GET", "/insight", b"", [], b""))
+        for name, (status, body) in sorted(answers.items()):
+            known = by_name.get(name, TrackedReplica(name))
+            rows.append(
+                {
+                    "name": name, "insight": json.loads(body) if status == 200 else None,
                     "rank": known.stats.get("rank"), "role": known.metadata.get("role"),
                     "pid": known.metadata.get("pid"),
                     "revision": known.metadata.get("revision"), "fingerprint": known.metadata.get("fingerprint"),
                     "running": known.running, "under_way": known.under_way, "tokens_ahead": known.tokens_ahead,
                     "free": {name: max(share, 0.0) for name, share in known.free.items()},
-                    "events": known.doubt or "followed",
-                }  # fmt: skip
-            rows.append(row)
+                    "events": (known.doubt or "followed") if name in by_name else "this front does not know it yet",
+                }
+            )  # fmt: skip
         outcomes = {
             sample.labels["outcome"]: int(sample.value)
             for family in self._figures.requests.collect()
