@@ -14,7 +14,7 @@ from prefixloom_fleet.deploy.calls import RoutedCall
 from prefixloom_fleet.knowledge import followed
 from prefixloom_fleet.knowledge.followed import FollowedEvents
 from prefixloom_fleet.knowledge.replicas import TrackedReplica, TrackedReplicas
-from prefixloom_fleet.knowledge.sent import PAGE, SentPrompts, links_of
+from prefixloom_fleet.knowledge.sent_prompts import PAGE, SentPrompts, links_of
 from prefixloom_fleet.routing.contract import RoutingRequest
 from prefixloom_fleet.routing.decode_room import DecodeRoom
 from prefixloom_fleet.routing.prefix_affinity import PrefixAffinity

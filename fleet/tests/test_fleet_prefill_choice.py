@@ -19,7 +19,7 @@ from prefixloom_fleet.deploy import prefill
 from prefixloom_fleet.deploy.calls import RoutedCall
 from prefixloom_fleet.deploy.prefill import PrefillReplicas, PrefillRouter
 from prefixloom_fleet.knowledge.replicas import TrackedReplicas
-from prefixloom_fleet.knowledge.sent import PAGE, links_of
+from prefixloom_fleet.knowledge.sent_prompts import PAGE, links_of
 from prefixloom_fleet.routing.contract import RoutingRequest
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from prefixloom import InputError
 from prefixloom_fleet.routing import POLICIES, RoutingPolicy, RoutingRequest, find_policy
-from prefixloom_fleet.routing.sent import LATELY, LatelySent, marks
+from prefixloom_fleet.routing.lately_sent import LATELY, LatelySent, marks
 
 PAGE = 16
 

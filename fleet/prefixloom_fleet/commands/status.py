@@ -28,10 +28,10 @@ def run(args: argparse.Namespace) -> int:
         return 0
     print(f"routing: {told['policy']}; requests: {', '.join(f'{name} {n}' for name, n in told['requests'].items())}")
     for each in told["replicas"]:
-        free = ", ".join(f"{name} {share:.0%}" for name, share in each["free"].items())
+        free = ", ".join(f"{name} {share:.0%}" for name, share in each["free"].items()) or "?"
         role, process = ROLES.get(each["role"], ""), each["pid"] or "?"
         print(
             f"  {each['name']} ({role}process {process}, weights {each['fingerprint'] or '?'}): "
-            f"{each['running']} requests, {each['tokens_ahead']} tokens ahead; free: {free or '?'}; events: {each['events']}"
+            f"{each['running']} requests, {each['tokens_ahead']} tokens ahead; free: {free}; events: {each['events']}"
         )
     return 0

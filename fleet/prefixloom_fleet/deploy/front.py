@@ -33,7 +33,7 @@ from prefixloom_engine.server.command import tokenizer_of
 from prefixloom_engine.server.protocol import ApiError, ChatAsked, CompletionAsked
 
 from ..knowledge.replicas import TrackedReplica, TrackedReplicas
-from ..knowledge.sent import PAGE, links_of
+from ..knowledge.sent_prompts import PAGE, links_of
 from ..routing.contract import RoutingRequest
 from .calls import HttpCall, ResponseEnd, ResponseHead, RoutedCall
 from .config import FleetConfig

@@ -16,7 +16,7 @@ from prefixloom import PrefixloomError, SequenceNeeds
 
 from ..routing.contract import RoutingRequest
 from .followed import FollowedEvents
-from .sent import SentPrompts
+from .sent_prompts import SentPrompts
 
 
 @attrs.define(eq=False)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .contract import ReplicaView, RoutingRequest
-from .sent import LatelySent
+from .lately_sent import LatelySent
 from .turns import Turns
 
 ENOUGH = 0.3
