@@ -3,8 +3,8 @@
 ``python -m bench.workloads.lab_speed conversation_trace.jsonl.gz [--requests 1500 3000 6000 12000]``
 
 A trace through a composition of full attention, a window and states, in pages of 16 tokens and 40 GiB of pools, by the
-default service. Without a trace, synthetic conversations of 512 tokens, of 200 users, so that what is cached does not
-grow with the number of requests. Each replay has a process of its own. Its figures are CPU seconds, requests a minute of
+default service. Without a trace, synthetic conversations of 512 tokens, of 200 users. ``--memory`` says how large the
+pools are. Each replay has a process of its own. Its figures are CPU seconds, requests a minute of
 CPU time, and the most memory of the process beyond that before the replay.
 """
 
@@ -39,9 +39,9 @@ def asked(trace: str | None, count: int) -> Iterator[LabRequest]:
     return itertools.islice(iter(read_trace(Path(trace))), count)
 
 
-def measured(trace: str | None, count: int) -> tuple[int, int, float, int, float]:
+def measured(trace: str | None, count: int, memory: str) -> tuple[int, int, float, int, float]:
     """Requests, tokens of their prompts, CPU seconds, kilobytes, and the computed multiple of the ideal."""
-    replay = Setup(MODEL, memory="40GiB", service=Service()).driver("")
+    replay = Setup(MODEL, memory=memory, service=Service()).driver("")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     begun = time.process_time()
     outcome = replay.run(asked(trace, count))
@@ -54,10 +54,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("trace", nargs="?")
     parser.add_argument("--requests", type=int, nargs="+", default=[1500, 3000, 6000, 12000])
+    parser.add_argument("--memory", default="40GiB")
     args = parser.parse_args()
     for count in args.requests:
         with get_context("spawn").Pool(1) as process:
-            requests, tokens, seconds, size, multiple = process.apply(measured, (args.trace, count))
+            requests, tokens, seconds, size, multiple = process.apply(measured, (args.trace, count, args.memory))
         print(
             f"{requests:9,} requests, {tokens:13,} tokens: {seconds:7.1f} s, {60 * requests / seconds:7,.0f} a minute, "
             f"{1e6 * seconds / (tokens / 16):.2f} us a page of the prompts, {size / 1024:,.0f} MiB, {multiple:.3f} x ideal",

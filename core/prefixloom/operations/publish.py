@@ -19,9 +19,9 @@ from ..device.pool import NO_SLOT, Stage
 from ..errors import CapacityError
 from ..tree.expiries import NEVER
 from ..tree.keys import clipped
-from ..tree.lane import Cell, Lane
+from ..tree.lane import Lane
 from ..tree.radix import Node, path_key
-from ..tree.state_lane import CodedLane, StateLane
+from ..tree.state_lane import CodedLane, StateCell, StateLane
 from .lease import ask_receipts, move_anchor, sweep
 from .retain import retain_published
 from .room import make_room
@@ -457,7 +457,7 @@ def _thin(core: Core, running: Running, giving: Many[Lane], node: Node) -> None:
                 core.index.lose()
 
 
-def _worth_least(core: Core, running: Running, lane: StateLane, above: list[Cell]) -> Cell | None:
+def _worth_least(core: Core, running: Running, lane: StateLane, above: list[StateCell]) -> StateCell | None:
     """Of the states above a new one, the nearest first, which one goes: none that somebody is copying.
 
     Without a policy the nearest, but for those where paths part: they serve several continuations.

@@ -95,5 +95,4 @@ class Expiries:
             for lane in lanes:
                 cell = node.cells[lane.index]
                 if cell is not None and cell.next is not None:
-                    lane.queue.remove(cell)
-                    lane.queue.add_first(cell)
+                    lane.goes_next(cell)

@@ -190,7 +190,7 @@ class Lane(Generic[C, H]):
         for node in run:
             cell = node.cells[self.index]
             if cell is not None and cell.next is None and self.uncovered(cell):
-                self.queue.add(cell)
+                self.queue_of(cell).add(cell)
 
     def hold_back(self, holding: H, start: int, upto: int, keep: tuple[Interval, ...]) -> None:
         """Give back what of [start, upto) is neither in ``keep`` nor needed at ``upto``, instead of publishing it."""
@@ -238,7 +238,7 @@ class Lane(Generic[C, H]):
     def drop_cell(self, cell: Any) -> int:
         """Free a cell that nothing covers, and count the pages."""
         if cell.next is not None:
-            self.queue.remove(cell)
+            self.queue_of(cell).remove(cell)
         self._leave(cell)
         return self.free_victim(cell)
 
@@ -253,6 +253,15 @@ class Lane(Generic[C, H]):
     def uncovered(self, cell: Any) -> bool:
         """Whether nothing stands in the way of freeing ``cell``."""
         return not cell.locks
+
+    def queue_of(self, cell: Any) -> Queue:
+        """The queue in which ``cell`` stands, or would stand."""
+        return self.queue
+
+    def goes_next(self, cell: Any) -> None:
+        """Nobody wants ``cell``, which stands in a queue, any more: it is the next to go."""
+        self.queue.remove(cell)
+        self.queue.add_first(cell)
 
     def strays(self) -> list[Any]:
         """The cells that the queue has or remembers, and the tree has not any more: none. For debug mode."""
@@ -303,7 +312,7 @@ class Lane(Generic[C, H]):
                     continue
                 if not lost.closed_upward and lost.deepest(node, node.end)[1] == node.end:
                     continue
-                self.queue.drop(cell)
+                self.queue_of(cell).drop(cell)
                 self._leave(cell)
                 self._detach(cell, node, gone)
         finally:  # a reach that is plain Python may raise
@@ -333,7 +342,7 @@ class Lane(Generic[C, H]):
 
     def put_back(self, cell: Any) -> None:
         """A victim does not go after all, and was used just now."""
-        self.queue.add(cell)
+        self.queue_of(cell).add(cell)
 
     def free_victim(self, cell: Any) -> int:
         """Free a cell that has left, and count the pages."""

@@ -27,13 +27,25 @@ from .lane import Cell, Lane
 from .radix import Node
 
 
-class StateLane(Lane[Cell, Any]):
+class StateCell(Cell):
+    """``passed``: it goes before all that are not passed. Prompts go on from a later state on its path, and do not part
+    before that; or nobody wants it. To resume there takes that back.
+    """
+
+    __slots__ = ("passed",)
+
+    def __init__(self, node: Node, slot: int) -> None:
+        super().__init__(node, slot)
+        self.passed = False
+
+
+class StateLane(Lane[StateCell, Any]):
     """A cover is the cell of the state that is still to be copied.
 
     A holding is a ``SteppedHolding`` where sequences track checkpoints or rewind, and else a ``StateHolding``.
     """
 
-    __slots__ = ("_holding", "admit", "per_path", "per_sequence", "policy", "track_every", "worth")
+    __slots__ = ("_holding", "_passed", "admit", "per_path", "per_sequence", "policy", "track_every", "worth")
     unit = "boundary"
     taken = "copy"
     """The kind of op that gives a sequence a state of the tree."""
@@ -47,6 +59,8 @@ class StateLane(Lane[Cell, Any]):
         self.per_path = manifest.states_per_path
         self.track_every = -(-manifest.checkpoint_every // tree_page) * tree_page
         self.per_sequence = max_rewind + 2 if max_rewind else 1
+        self._passed = ListQueue()
+        """What is passed and may be evicted, in the order in which it was passed, whatever the policy."""
         self._holding = SteppedHolding if self.track_every or max_rewind else StateHolding
         self.policy = "" if part.admission is None else part.admission.name
         self.admit = None if part.admission is None else part.admission.admit
@@ -65,9 +79,9 @@ class StateLane(Lane[Cell, Any]):
     def row(self, node: Node, boundary: int) -> bytes:
         return array("i", [node.cells[self.index].data] if boundary else []).tobytes()
 
-    def above(self, node: Node) -> list[Cell]:
+    def above(self, node: Node) -> list[StateCell]:
         """The states on the path from ``node`` upward, the nearest first."""
-        found: list[Cell] = []
+        found: list[StateCell] = []
         while node.parent is not None:
             cell = node.cells[self.index]
             if cell is not None:
@@ -76,31 +90,68 @@ class StateLane(Lane[Cell, Any]):
         return found
 
     # ------------------------------------------------------------ covering
-    def acquire(self, node: Node) -> Cell | None:
-        cell: Cell | None = node.cells[self.index]
+    def acquire(self, node: Node) -> StateCell | None:
+        cell: StateCell | None = node.cells[self.index]
         if cell is not None:
-            if not cell.locks:
-                if cell.next is not None:
-                    self.queue.remove(cell)
-                self.leased += 1
-            cell.locks += 1
+            self.pin(cell)
+            cell.passed = False
         return cell
 
-    def release(self, cover: Cell, recent: bool = True) -> None:
+    def release(self, cover: StateCell, recent: bool = True) -> None:
         cover.locks -= 1
         if cover.locks:
             return
         self.leased -= 1
         if recent:
-            self.queue.add(cover)
+            self.queue_of(cover).add(cover)
         else:
-            self.queue.add_first(cover)
+            cover.passed = True
+            self._passed.add_first(cover)
 
-    def pin(self, cell: Cell) -> None:
-        self.acquire(cell.node)
+    def pin(self, cell: StateCell) -> None:
+        if not cell.locks:
+            if cell.next is not None:
+                self.queue_of(cell).remove(cell)
+            self.leased += 1
+        cell.locks += 1
 
-    def unpin(self, cell: Cell) -> None:
+    def unpin(self, cell: StateCell) -> None:
         self.release(cell)
+
+    # ------------------------------------------------------------ the order of eviction
+    def reset(self) -> None:
+        super().reset()
+        self._passed = ListQueue()
+
+    def queue_of(self, cell: StateCell) -> Queue:
+        return self._passed if cell.passed else self.queue
+
+    def goes_next(self, cell: StateCell) -> None:
+        self.queue_of(cell).remove(cell)
+        cell.passed = True
+        self._passed.add_first(cell)
+
+    def _pass(self, node: Node) -> None:
+        """There is a state at the end of ``node``: the one above it is passed, unless prompts part between them."""
+        above = node.parent
+        while above.parent is not None and not above.forks:
+            cell = above.cells[self.index]
+            if cell is None:
+                above = above.parent
+                continue
+            if not cell.passed:
+                if cell.next is not None:
+                    self.queue.remove(cell)
+                    self._passed.add(cell)
+                cell.passed = True
+            return
+
+    def _pop_victim(self) -> Any:
+        cell = self._passed.pop()
+        return self.queue.pop() if cell is None else cell
+
+    def strays(self) -> list[Any]:
+        return [*super().strays(), *(cell for cell in self._passed if not self.has(cell))]
 
     # ------------------------------------------------------------ a sequence's way
     def open(self, node: Node) -> StateHolding:
@@ -124,7 +175,9 @@ class StateLane(Lane[Cell, Any]):
             and not any(track.as_of == boundary for track in holding.tracks)
         )
 
-    def hand_over(self, run: list[Node], holding: StateHolding, cover: Cell | None, ends: bool) -> Cell | None:
+    def hand_over(
+        self, run: list[Node], holding: StateHolding, cover: StateCell | None, ends: bool
+    ) -> StateCell | None:
         """Fast path where a running state that the tree lacks is all that it has. A queue that may count uses must hear
         of a state that is covered at once. ``cover`` is None: what the sequence began with was copied before more was
         computed.
@@ -140,9 +193,10 @@ class StateLane(Lane[Cell, Any]):
             or (not ends and self.queue.__class__ is not ListQueue)
         ):
             return super().hand_over(run, holding, cover, ends)
-        cell = Cell(node, holding.slot)
+        cell = StateCell(node, holding.slot)
         node.cells[i] = cell
         self.in_tree += 1
+        self._pass(node)
         if self.recorder is not None:
             self.recorder.changed(self, node, None, cell.data)
         holding.slot = NO_SLOT
@@ -170,8 +224,10 @@ class StateLane(Lane[Cell, Any]):
             holding.slot = NO_SLOT
             holding.ready = False
             self.keep(node, slot)
-        elif cell.next is not None:
+            return
+        if cell.next is not None:
             self.queue.touch(cell)
+        self._pass(node)
 
     def _adopt_tracks(self, run: list[Node], holding: Any) -> None:
         for node in run:
@@ -183,13 +239,14 @@ class StateLane(Lane[Cell, Any]):
 
     def keep(self, node: Node, slot: int) -> None:
         """The tree takes over a state that stands beside a running one."""
-        cell = node.cells[self.index] = Cell(node, slot)
+        cell = node.cells[self.index] = StateCell(node, slot)
         self.in_tree += 1
+        self._pass(node)
         if self.recorder is not None:
             self.recorder.changed(self, node, None, slot)
         self.queue.add(cell)
 
-    def follow(self, run: list[Node], holding: StateHolding, cover: Cell | None) -> Cell | None:
+    def follow(self, run: list[Node], holding: StateHolding, cover: StateCell | None) -> StateCell | None:
         """A state is covered until it has been copied: a donated one, with whose copy the sequence goes on.
 
         ``cover`` is None, as where a state is handed over.
@@ -252,7 +309,7 @@ class StateLane(Lane[Cell, Any]):
     def owned(self, holding: StateHolding) -> int:
         return len(holding.slots())
 
-    def slots_of(self, cell: Cell | None) -> list[int]:
+    def slots_of(self, cell: StateCell | None) -> list[int]:
         return [] if cell is None else [cell.data]
 
     def own_slots(self, holding: StateHolding) -> list[int]:
@@ -268,7 +325,7 @@ class StateLane(Lane[Cell, Any]):
     def divide(self, upper: Node, lower: Node) -> None:
         """The state stays at the end, which is the lower half's."""
 
-    def _detach(self, cell: Cell, node: Node, gone: list[int]) -> None:
+    def _detach(self, cell: StateCell, node: Node, gone: list[int]) -> None:
         node.cells[self.index] = None
         gone.append(cell.data)
         if self.recorder is not None:
@@ -329,7 +386,9 @@ class CodedLane(StateLane):
     def donates(self, holding: StateHolding, boundary: int) -> bool:
         return False
 
-    def hand_over(self, run: list[Node], holding: StateHolding, cover: Cell | None, ends: bool) -> Cell | None:
+    def hand_over(
+        self, run: list[Node], holding: StateHolding, cover: StateCell | None, ends: bool
+    ) -> StateCell | None:
         return Lane.hand_over(self, run, holding, cover, ends)
 
     def adopt(self, run: list[Node], holding: StateHolding) -> None:
