@@ -59,9 +59,10 @@ def main() -> None:
     for count in args.requests:
         with get_context("spawn").Pool(1) as process:
             requests, tokens, seconds, size, multiple = process.apply(measured, (args.trace, count, args.memory))
+        page = 1e6 * seconds / (tokens / 16)
         print(
             f"{requests:9,} requests, {tokens:13,} tokens: {seconds:7.1f} s, {60 * requests / seconds:7,.0f} a minute, "
-            f"{1e6 * seconds / (tokens / 16):.2f} us a page of the prompts, {size / 1024:,.0f} MiB, {multiple:.3f} x ideal",
+            f"{page:.2f} us a page of the prompts, {size / 1024:,.0f} MiB, {multiple:.3f} x ideal",
             flush=True,
         )
 

@@ -33,6 +33,8 @@ CLOSELY = 8
 """One of so many requests is looked at closely: how far each component alone would have served it."""
 FINE = 16
 """Prompts with known tokens are compared in pieces of so many."""
+RUNNING = 32
+"""Requests that run at once, where nothing says how many do."""
 SAMPLE = 2000
 """So many requests of a trace say for which traffic the memory is divided."""
 
@@ -138,7 +140,7 @@ def make_plan(
     budget = parse_memory(setup.memory)
     if setup.traffic is None:
         setup = attrs.evolve(
-            setup, traffic=traffic_of(trace, 32 if setup.service is None else setup.service.max_running)
+            setup, traffic=traffic_of(trace, RUNNING if setup.service is None else setup.service.max_running)
         )
     traffic = setup.traffic
     assert traffic is not None

@@ -19,9 +19,11 @@ from prefixloom.lab.commands.arguments import (
     INTERRUPTED,
     CountBar,
     add_cache_arguments,
+    add_division_argument,
     add_output_arguments,
     add_service_arguments,
     add_trace_arguments,
+    divided,
     parse_capacity,
     setup_of,
     trace_of,
@@ -44,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     kind.add_argument("trace", nargs="?", type=Path, metavar="TRACE", help="requests: docs/lab.md has the formats")
     kind.add_argument("--traffic", metavar="NAME=NUMBER,...", help="made requests, as in `prefixloom plan`")
     add_cache_arguments(parser)
+    add_division_argument(parser)
     size = parser.add_mutually_exclusive_group(required=True)
     size.add_argument("--memory", metavar="SIZE", help="bytes of all pools of one replica together")
     size.add_argument("--capacity", metavar="TOKENS", help="tokens of every pool of one replica, or NAME=TOKENS,...")
@@ -112,9 +115,9 @@ def run(args: argparse.Namespace) -> int:
 def _asked(args: argparse.Namespace) -> list[tuple[FleetSetup, RepeatedTrace]]:
     """Every fleet that is asked for, with its trace. What is wrong is told before anything is simulated."""
     size = {"memory": args.memory} if args.memory is not None else {"capacity": parse_capacity(args.capacity)}
-    setup = attrs.evolve(setup_of(args), policy=args.policy, **size)
     trace: RequestFile | SyntheticTrace
     trace = trace_of(args) if args.traffic is None else synthetic_trace(args.traffic, args.limit)
+    setup = divided(attrs.evolve(setup_of(args), policy=args.policy, **size), args, trace)
     late = None if args.late == "never" else _number("--late", args.late, float)
     store = None
     if args.store is not None:

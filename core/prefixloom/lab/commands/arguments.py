@@ -5,15 +5,20 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import attrs
+
+from ...compose.sizing import Traffic
 from ...errors import CompositionError, InputError
+from ..plan import RUNNING, traffic_of
 from ..replay import CHUNK
 from ..service import Service
 from ..setup import Setup
 from ..traces.reading import RequestFile, read_trace
+from ..traces.requests import LabRequest
 
 USUAL = Service()
 INTERRUPTED = 130
@@ -28,6 +33,15 @@ def add_cache_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--page", type=int, metavar="N", help="tokens of a page (default: the profile's, or 16)")
     parser.add_argument("--admission", default="all", metavar="NAME", help="which states the cache takes")
     parser.add_argument("--host", metavar="SIZE", help="memory of a tier below the device")
+
+
+def add_division_argument(parser: argparse.ArgumentParser) -> None:
+    """What the memory is divided among the pools for."""
+    parser.add_argument(
+        "--divide", metavar="FOR",
+        help='what --memory is divided for: "trace", or requests such as "prompt=16384,output=512,shared=0.3" '
+        "(default: prompt=4096,output=512,shared=0.5)",
+    )  # fmt: skip
 
 
 def add_service_arguments(parser: argparse.ArgumentParser) -> None:
@@ -75,6 +89,18 @@ def setup_of(args: argparse.Namespace) -> Setup:
         args.model, page_size=args.page, admission=args.admission, host=args.host, service=service, chunk=args.chunk,
         outputs=args.outputs,
     )  # fmt: skip
+
+
+def divided(setup: Setup, args: argparse.Namespace, trace: Iterable[LabRequest]) -> Setup:
+    """The setup, with its memory divided as ``--divide`` says."""
+    if args.divide is None:
+        return setup
+    if args.memory is None:
+        raise InputError("--divide says what --memory is divided for: give a memory")
+    running = RUNNING if setup.service is None else setup.service.max_running
+    if args.divide == "trace":
+        return attrs.evolve(setup, traffic=traffic_of(trace, running))
+    return attrs.evolve(setup, traffic=Traffic.parse(args.divide, running=running, chunk=setup.chunk))
 
 
 def write_report(path: Path, page: str) -> None:

@@ -27,9 +27,11 @@ from .arguments import (
     CountBar,
     ProgressBar,
     add_cache_arguments,
+    add_division_argument,
     add_output_arguments,
     add_service_arguments,
     add_trace_arguments,
+    divided,
     parse_capacity,
     setup_of,
     trace_of,
@@ -49,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     size.add_argument(
         "--capacity", nargs="+", metavar="TOKENS", help="tokens of every pool, or NAME=TOKENS,NAME=STATES"
     )
+    add_division_argument(parser)
     parser.add_argument(
         "--policy",
         nargs="+",
@@ -96,7 +99,8 @@ def run(args: argparse.Namespace) -> int:
         return _rerun(args)
     if args.memory is None and args.capacity is None:
         raise InputError("say how large the cache is: --memory SIZE or --capacity TOKENS")
-    trace, base = trace_of(args), setup_of(args)
+    trace = trace_of(args)
+    base = divided(setup_of(args), args, trace)
     policies = dict.fromkeys(args.policy or ["lru"])
     setups = [attrs.evolve(base, policy=policy, **size) for size in _sizes(args) for policy in policies]
     if args.beside:
@@ -220,7 +224,7 @@ def _rerun(args: argparse.Namespace) -> int:
     told = {
         "--beside": args.beside, "--settings": args.settings, "--explain": args.explain, "--report": args.report,
         "--json": args.json, "--limit": args.limit, "--block": args.block, "--in-turn": args.in_turn,
-        "--jobs": args.jobs > 1, "more than one --policy": len(args.policy) > 1,
+        "--divide": args.divide, "--jobs": args.jobs > 1, "more than one --policy": len(args.policy) > 1,
         "more than one size": len(args.memory or args.capacity or ()) > 1,
     }  # fmt: skip
     if wrong := [name for name, value in told.items() if value]:
