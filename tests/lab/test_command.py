@@ -71,6 +71,20 @@ def test_several_policies_are_compared_and_json_has_all_figures(
     assert replay["components"]["mamba"]["capacity"] == 20
 
 
+def test_memory_is_divided_for_what_is_said_of_the_requests(
+    files: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The longer the prompts, the fewer states, and the more pages."""
+    pools = []
+    for more in (["--divide", "prompt=64,output=16,shared=0"], ["--divide", "trace"], []):
+        size = ["--memory", "1MiB", "--max-running", "2"]
+        assert main(["replay", files[0], "--model", files[1], *size, *more, "--json"]) == 0
+        (replay,) = json.loads(capsys.readouterr().out)["replays"]
+        pools.append([replay["components"][name]["capacity"] for name in ("full", "mamba")])
+    pages, states = zip(*pools, strict=True)
+    assert pages[0] < pages[1] < pages[2] and states[0] > states[1] > states[2], pools
+
+
 @pytest.mark.parametrize(
     ("more", "expected"),
     [
@@ -79,6 +93,8 @@ def test_several_policies_are_compared_and_json_has_all_figures(
         (["--capacity", "4000", "--policy", "best"], "best"),
         (["--capacity", "4000", "--limit", "0"], "limit is a whole number from 1 up"),
         (["--capacity", "4000", "--prefill", "0"], "a service computes prefill tokens"),
+        (["--capacity", "4000", "--divide", "trace"], "--divide says what --memory is divided for"),
+        (["--memory", "1MiB", "--divide", "length=3"], "prompt, output, shared; got 'length'"),
         (["--capacity", "4000", "--rerun"], "line 1"),
         (
             ["--capacity", "4000", "5000", "--rerun", "--limit", "3"],

@@ -119,7 +119,7 @@ def test_a_killed_server_finds_its_prefixes_in_the_store(tmp_path: Path) -> None
         (["--model", "/nowhere"], "is not there"),
         (["--keys", "/nowhere"], "cannot be read"),
         (["--dtype", "float8"], "float8"),
-        (["--traffic", "prompts=4"], "--traffic has prompt, output, shared; got 'prompts'"),
+        (["--traffic", "prompts=4"], "traffic: its numbers are prompt, output, shared; got 'prompts'"),
         (["--traffic", "prompt=many"], "prompt is a number, got 'many'"),
         (["--traffic", "prompt=0.5"], "prompt must be a whole number of at least 1, got 0.5"),
     ],

@@ -57,11 +57,11 @@ def parse_numbers(text: str, names: Collection[str]) -> dict[str, float]:
         name, _, value = each.partition("=")
         name = name.strip()
         if name not in names:
-            raise InputError(f"--traffic has {', '.join(names)}; got {name!r}")
+            raise InputError(f"traffic: its numbers are {', '.join(names)}; got {name!r}")
         try:
             numbers[name] = int(value) if value.strip().isdecimal() else float(value)
         except ValueError:
-            raise InputError(f"--traffic: {name} is a number, got {value!r}") from None
+            raise InputError(f"traffic: {name} is a number, got {value!r}") from None
     return numbers
 
 
