@@ -28,7 +28,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningFleet]:
-    with running_fleet(tmp_path_factory.mktemp("fleet"), fleet={"replicas": 2, "waiting": 4}) as running:
+    with running_fleet(tmp_path_factory.mktemp("fleet"), fleet={"replicas": 2, "waiting": 8}) as running:
         running.wait(2)
         yield running
 
@@ -95,7 +95,7 @@ def test_a_client_that_leaves_ends_its_answer(fleet: RunningFleet) -> None:
 
 
 def test_full_queues_are_told_with_429_and_when_to_ask_again(fleet: RunningFleet) -> None:
-    """Two replicas take 8 each, 4 wait in front of them: of 60 at once some are told to come later."""
+    """Two replicas take 8 each, 8 wait in front of them: of 60 at once some are told to come later."""
     body: dict[str, Any] = {"max_tokens": 40}
     with ThreadPoolExecutor(60) as clients:
         answers = list(clients.map(lambda number: fleet.ask(text(f"full {number}", 60), **body), range(60)))
