@@ -6,6 +6,8 @@ The rooms, the lowest first. Each imports only from rooms that stand before it h
 - ``drivers``: how a cache manager is driven through requests: ours, SGLang's and vLLM's.
 - ``foreign``: adapters of the same caches for the kit's tests of caches that are not ours. Nothing is measured there.
 - ``workloads``: what is measured of our own code. Most modules are also scripts.
+- ``lab``: how fast the lab replays, and what policies hit on a trace of blocks.
+- ``serving``: what the engine and the server cost, and what watching them adds.
 - ``peers``: the same work done by our cache and by the peers' caches, compared row by row.
 
 Read ``__main__`` first. ``docs/performance.md`` explains the commands and holds the results.

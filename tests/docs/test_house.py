@@ -108,6 +108,7 @@ BELOW: dict[str, dict[str, set[str]]] = {
         "foreign": {"drivers"},
         "beside": {"drivers", "foreign"},
         "workloads": {"runner", "drivers"},
+        "lab": set(),
         "serving": {"runner", "drivers", "workloads"},
         "peers": {"runner", "drivers", "workloads"},
     },

@@ -1,12 +1,12 @@
 """Eviction policies on a trace of blocks, beside LRU and the offline optimum: the token hit rate of each.
 
-python -m bench.workloads.policies conversation_trace.jsonl.gz --block 512 --capacity 1000 3000 --policy adaptive arc
+python -m bench.lab.policies conversation_trace.jsonl.gz --block 512 --capacity 1000 3000 --policy adaptive arc
 
 A block of the trace is one token here, and one page, in a cache with full attention alone: a miss-ratio curve of a long
 trace takes seconds. Whole blocks only, one request after the other, published every 2,048 tokens of the trace. A prompt
 of more blocks than the pool has is cut there. ``--part 0.5 1`` takes the second half of the trace.
 
-python -m bench.workloads.policies --made
+python -m bench.lab.policies --made
 
 The same on traces that are made, which no policy was tuned to.
 """

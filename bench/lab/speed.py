@@ -1,6 +1,6 @@
 """How fast the lab replays, and with how much memory, by the number of requests.
 
-``python -m bench.workloads.lab_speed conversation_trace.jsonl.gz [--requests 1500 3000 6000 12000]``
+``python -m bench.lab.speed conversation_trace.jsonl.gz [--requests 1500 3000 6000 12000]``
 
 A trace through a composition of full attention, a window and states, in pages of 16 tokens and 40 GiB of pools, by the
 default service. Without a trace, synthetic conversations of 512 tokens, of 200 users. ``--memory`` says how large the
