@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from prefixloom import Cache, Path, Point
+from prefixloom import Cache, Claim, Component, NodeView, Path, Point, Tier, hookimpl
 from prefixloom.contract.policy import BUILT_IN
-from tests.support.helpers import cache_of, held, part, serve, settle
+from tests.support.helpers import cache_of, held, part, run, serve, settle
 
 A, B, C = ([name] * 64 for name in (1, 2, 3))
 
@@ -58,6 +58,61 @@ def test_a_state_that_is_resumed_at_is_not_passed_any_more() -> None:
     assert serve(cache, [*A[:32], *B]) == 32  # the prompts part here
     serve(cache, C)
     assert [held(cache, [*prompt, 7]) for prompt in (A, A[:32], [*A[:32], *B], C)] == [32, 32, 96, 64]
+
+
+@pytest.mark.parametrize("policy", BUILT_IN)
+def test_a_passed_state_that_is_computed_again_is_as_good_as_others(policy: str) -> None:
+    cache = with_states(8, policy)
+    late = cache.open(A)
+    serve(cache, A, chunk=32)  # 32 is passed
+    run(late, 32)
+    late.publish()
+    run(late, 32)
+    late.close()
+    serve(cache, B, chunk=8)
+    assert [held(cache, [*prompt, 7]) for prompt in (A, B)] == [64, 64]
+    settle(cache)
+
+
+def test_prompts_that_part_later_take_it_back() -> None:
+    cache = with_states(8)
+    serve(cache, A)
+    both = [cache.open([*A, *more]) for more in (B, C)]
+    for sequence in both:
+        run(sequence, 64)
+    for sequence in both:  # the first passes the end of A, the second parts from it there
+        sequence.close()
+    serve(cache, [4] * 64)
+    cache.evict({"state": 2})
+    assert [held(cache, [*prompt, 7]) for prompt in (A, [*A, *C], [4] * 64)] == [64, 64, 64]
+    settle(cache)
+
+
+def test_when_the_later_one_goes_the_state_is_not_passed_any_more() -> None:
+    cache = with_states(8)
+    serve(cache, A)
+    serve(cache, [*A, *B], until=1.0)
+    serve(cache, C)
+    cache.expire(2.0)
+    cache.evict({"state": 2})
+    assert [held(cache, [*prompt, 7]) for prompt in (A, [*A, *B], C)] == [64, 64, 0]
+    settle(cache)
+
+
+class Keeps32(Component):
+    @hookimpl
+    def evict_component(self, node: tuple[NodeView, ...], tier: Tier) -> Claim:
+        return Claim(keep=tuple(at for at, each in enumerate(node) if each.end == 32))
+
+
+def test_a_passed_state_that_a_plugin_keeps_stays_while_others_may_go() -> None:
+    cache = cache_of(part("path", Path()), part("state", Point(), kind=Keeps32), slots=4)
+    serve(cache, B)
+    serve(cache, C)
+    serve(cache, A, chunk=32)
+    cache.evict({"state": 1})
+    assert [held(cache, [*prompt, 7]) for prompt in (A[:32], A, B, C)] == [32, 64, 0, 64]
+    settle(cache)
 
 
 @pytest.mark.parametrize("seed", range(6))

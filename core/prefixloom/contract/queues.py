@@ -45,7 +45,9 @@ class Queue:
         raise NotImplementedError
 
     def remove(self, cell: Any) -> None:
-        """Take out a cell, which is in the queue: it may not be evicted any more."""
+        """Take out a cell, which is in the queue: it may not be evicted any more, or it is a state that goes before
+        all that stand in the queue.
+        """
         raise NotImplementedError
 
     def pop(self) -> Any:

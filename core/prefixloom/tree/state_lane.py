@@ -28,15 +28,15 @@ from .radix import Node
 
 
 class StateCell(Cell):
-    """``passed``: it goes before all that are not passed. Prompts go on from a later state on its path, and do not part
-    before that; or nobody wants it. To resume there takes that back.
+    """``passed``: a later state on its path serves all prompts that go on from here. ``unwanted``: nobody wants it any
+    more. In both cases it goes before all other states. A use of the state takes both back.
     """
 
-    __slots__ = ("passed",)
+    __slots__ = ("passed", "unwanted")
 
     def __init__(self, node: Node, slot: int) -> None:
         super().__init__(node, slot)
-        self.passed = False
+        self.passed = self.unwanted = False
 
 
 class StateLane(Lane[StateCell, Any]):
@@ -45,7 +45,7 @@ class StateLane(Lane[StateCell, Any]):
     A holding is a ``SteppedHolding`` where sequences track checkpoints or rewind, and else a ``StateHolding``.
     """
 
-    __slots__ = ("_holding", "_passed", "admit", "per_path", "per_sequence", "policy", "track_every", "worth")
+    __slots__ = ("_early", "_holding", "admit", "per_path", "per_sequence", "policy", "track_every", "worth")
     unit = "boundary"
     taken = "copy"
     """The kind of op that gives a sequence a state of the tree."""
@@ -59,8 +59,9 @@ class StateLane(Lane[StateCell, Any]):
         self.per_path = manifest.states_per_path
         self.track_every = -(-manifest.checkpoint_every // tree_page) * tree_page
         self.per_sequence = max_rewind + 2 if max_rewind else 1
-        self._passed = ListQueue()
-        """What is passed and may be evicted, in the order in which it was passed, whatever the policy."""
+        self._early = ListQueue()
+        """What may be evicted and goes before all that stands in ``queue``, whatever the policy: first what nobody
+        wants, then what is passed, in the order in which it was."""
         self._holding = SteppedHolding if self.track_every or max_rewind else StateHolding
         self.policy = "" if part.admission is None else part.admission.name
         self.admit = None if part.admission is None else part.admission.admit
@@ -94,7 +95,7 @@ class StateLane(Lane[StateCell, Any]):
         cell: StateCell | None = node.cells[self.index]
         if cell is not None:
             self.pin(cell)
-            cell.passed = False
+            cell.passed = cell.unwanted = False
         return cell
 
     def release(self, cover: StateCell, recent: bool = True) -> None:
@@ -105,8 +106,8 @@ class StateLane(Lane[StateCell, Any]):
         if recent:
             self.queue_of(cover).add(cover)
         else:
-            cover.passed = True
-            self._passed.add_first(cover)
+            cover.unwanted = True
+            self._early.add_first(cover)
 
     def pin(self, cell: StateCell) -> None:
         if not cell.locks:
@@ -121,37 +122,62 @@ class StateLane(Lane[StateCell, Any]):
     # ------------------------------------------------------------ the order of eviction
     def reset(self) -> None:
         super().reset()
-        self._passed = ListQueue()
+        self._early = ListQueue()
 
     def queue_of(self, cell: StateCell) -> Queue:
-        return self._passed if cell.passed else self.queue
+        return self._early if cell.passed or cell.unwanted else self.queue
 
     def goes_next(self, cell: StateCell) -> None:
         self.queue_of(cell).remove(cell)
-        cell.passed = True
-        self._passed.add_first(cell)
+        cell.unwanted = True
+        self._early.add_first(cell)
 
-    def _pass(self, node: Node) -> None:
-        """There is a state at the end of ``node``: the one above it is passed, unless prompts part between them."""
-        above = node.parent
-        while above.parent is not None and not above.forks:
-            cell = above.cells[self.index]
-            if cell is None:
-                above = above.parent
-                continue
-            if not cell.passed:
-                if cell.next is not None:
-                    self.queue.remove(cell)
-                    self._passed.add(cell)
-                cell.passed = True
+    def put_back(self, cell: StateCell) -> None:
+        cell.passed = cell.unwanted = False
+        self.queue.add(cell)
+
+    def _use(self, cell: StateCell) -> None:
+        """``cell`` was used just now: it was computed again."""
+        if not (cell.passed or cell.unwanted):
+            if cell.next is not None:
+                self.queue.touch(cell)
             return
+        stands = cell.next is not None
+        if stands:
+            self._early.remove(cell)
+        cell.passed = cell.unwanted = False
+        if stands:
+            self.queue.add(cell)
+
+    def _judge_above(self, node: Node) -> None:
+        """There is a state at the end of ``node``: the one above it is passed, unless prompts part between them."""
+        parts = False
+        above = node.parent
+        while above.parent is not None:
+            parts = parts or above.forks
+            cell = above.cells[self.index]
+            if cell is not None:
+                self._set_passed(cell, not parts)
+                return
+            above = above.parent
+
+    def _set_passed(self, cell: StateCell, passed: bool) -> None:
+        before = self.queue_of(cell)
+        cell.passed = passed
+        after = self.queue_of(cell)
+        if cell.next is not None and after is not before:
+            try:
+                before.remove(cell)
+            finally:  # a queue of a third party may raise an interrupt, and the cell is off it then
+                after.add(cell)
 
     def _pop_victim(self) -> Any:
-        cell = self._passed.pop()
+        cell = self._early.pop()
         return self.queue.pop() if cell is None else cell
 
     def strays(self) -> list[Any]:
-        return [*super().strays(), *(cell for cell in self._passed if not self.has(cell))]
+        found = [cell for cell in self._early if not self.has(cell) or self.queue_of(cell) is not self._early]
+        return [*super().strays(), *found, *(cell for cell in self.queue if self.queue_of(cell) is not self.queue)]
 
     # ------------------------------------------------------------ a sequence's way
     def open(self, node: Node) -> StateHolding:
@@ -196,17 +222,17 @@ class StateLane(Lane[StateCell, Any]):
         cell = StateCell(node, holding.slot)
         node.cells[i] = cell
         self.in_tree += 1
-        self._pass(node)
         if self.recorder is not None:
             self.recorder.changed(self, node, None, cell.data)
         holding.slot = NO_SLOT
         holding.ready = False
         if ends:
             self.queue.add(cell)
-            return None
-        cell.locks = 1
-        self.leased += 1
-        return cell
+        else:
+            cell.locks = 1
+            self.leased += 1
+        self._judge_above(node)
+        return None if ends else cell
 
     def adopt(self, run: list[Node], holding: StateHolding) -> None:
         """A publication ends where the running state stands; what was tracked may lie before.
@@ -224,10 +250,9 @@ class StateLane(Lane[StateCell, Any]):
             holding.slot = NO_SLOT
             holding.ready = False
             self.keep(node, slot)
-            return
-        if cell.next is not None:
-            self.queue.touch(cell)
-        self._pass(node)
+        else:
+            self._use(cell)
+            self._judge_above(node)
 
     def _adopt_tracks(self, run: list[Node], holding: Any) -> None:
         for node in run:
@@ -241,10 +266,10 @@ class StateLane(Lane[StateCell, Any]):
         """The tree takes over a state that stands beside a running one."""
         cell = node.cells[self.index] = StateCell(node, slot)
         self.in_tree += 1
-        self._pass(node)
         if self.recorder is not None:
             self.recorder.changed(self, node, None, slot)
         self.queue.add(cell)
+        self._judge_above(node)
 
     def follow(self, run: list[Node], holding: StateHolding, cover: StateCell | None) -> StateCell | None:
         """A state is covered until it has been copied: a donated one, with whose copy the sequence goes on.
@@ -331,6 +356,10 @@ class StateLane(Lane[StateCell, Any]):
         if self.recorder is not None:
             self.recorder.changed(self, node, cell.data, None)
         self.queue.forget(cell)
+        if not cell.passed:  # the state above serves again what this one served
+            above = self.above(node)
+            if above:
+                self._set_passed(above[0], False)
 
     def _give_all(self, gone: list[int]) -> int:
         self.pool.give_slots(gone)

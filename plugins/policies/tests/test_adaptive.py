@@ -140,8 +140,8 @@ def test_a_state_that_its_own_sequence_copies_is_not_used_by_it() -> None:
     assert max(record.key.turn for record in made[-1].known.values()) == 2
 
 
-def test_states_that_have_a_later_one_on_their_path_go_before_those_that_a_next_turn_needs() -> None:
-    """Long prompts that come once push the ends of chats out of an LRU pool."""
+def test_long_prompts_that_come_once_do_not_push_out_the_ends_of_chats() -> None:
+    """Their states are passed, but for the last one, and go first with either policy."""
     chance = random.Random(5)
     prompts = []
     talks = [text(name, 256) for name in range(12)]
@@ -156,7 +156,7 @@ def test_states_that_have_a_later_one_on_their_path_go_before_those_that_a_next_
     for policy in ("lru", "adaptive"):
         cache = states_of(policy, 60)
         rates[policy] = sum(serve_in_chunks(cache, prompt) for prompt in prompts) / sum(map(len, prompts))
-    assert rates["adaptive"] > rates["lru"] + 0.1, rates
+    assert min(rates.values()) > 0.65, rates
 
 
 def test_a_policy_may_have_another_queue_for_states() -> None:
