@@ -121,7 +121,7 @@ MUTANTS: tuple[Mutant, ...] = (
            "covers[i], held[i] = (cell, state)", "covers[i], held[i] = (cell, state)\nif cell is not None:\n    point.release(cell)",
            ("composition", "one state per path", "1000")),
     Mutant("a donated state is not covered until it has been copied", "tree/state_lane.py", "StateLane.hand_over",
-           "cell.locks = 1\nself.leased += 1\nreturn cell", "self.queue.add(cell)\nreturn None",
+           "cell.locks = 1\nself.leased += 1", "self.queue.add(cell)\nself._judge_above(node)\nreturn None",
            ("composition", "path and point", "1000")),
     Mutant("what is carried and not covered cannot go", "tree/partial_lane.py", "PartialLane.adopt",
            "holding.owned = base + last\nif cell is not None:\n    self._enter_new(cell, end)", "holding.owned = base + last",

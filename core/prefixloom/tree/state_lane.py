@@ -228,11 +228,12 @@ class StateLane(Lane[StateCell, Any]):
         holding.ready = False
         if ends:
             self.queue.add(cell)
-        else:
-            cell.locks = 1
-            self.leased += 1
+            self._judge_above(node)
+            return None
+        cell.locks = 1
+        self.leased += 1
         self._judge_above(node)
-        return None if ends else cell
+        return cell
 
     def adopt(self, run: list[Node], holding: StateHolding) -> None:
         """A publication ends where the running state stands; what was tracked may lie before.
