@@ -4,8 +4,8 @@
 
 A trace through a composition of full attention, a window and states, in pages of 16 tokens and 40 GiB of pools, by the
 default service. Without a trace, synthetic conversations of 512 tokens, of 200 users. ``--memory`` says how large the
-pools are. Each replay has a process of its own. Its figures are CPU seconds, requests a minute of
-CPU time, and the most memory of the process beyond that before the replay.
+pools are. Each replay has a process of its own. Its figures are CPU seconds, requests a minute of CPU time, and the
+most memory of the process beyond that before the replay.
 """
 
 from __future__ import annotations

@@ -139,9 +139,7 @@ def make_plan(
         raise InputError("a plan is made for a memory budget: say memory")
     budget = parse_memory(setup.memory)
     if setup.traffic is None:
-        setup = attrs.evolve(
-            setup, traffic=traffic_of(trace, RUNNING if setup.service is None else setup.service.max_running)
-        )
+        setup = attrs.evolve(setup, traffic=traffic_of(trace, running_in(setup)))
     traffic = setup.traffic
     assert traffic is not None
     setup = attrs.evolve(setup, closely=CLOSELY)
@@ -192,6 +190,11 @@ def make_plan(
         grids=tuple(by_group["grids"]),
         notes=tuple(notes),
     )
+
+
+def running_in(setup: Setup) -> int:
+    """How many requests run at once."""
+    return RUNNING if setup.service is None else setup.service.max_running
 
 
 def traffic_of(requests: Iterable[LabRequest], running: int) -> Traffic:

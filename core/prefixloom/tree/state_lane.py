@@ -138,15 +138,14 @@ class StateLane(Lane[StateCell, Any]):
 
     def _use(self, cell: StateCell) -> None:
         """``cell`` was used just now: it was computed again."""
-        if not (cell.passed or cell.unwanted):
-            if cell.next is not None:
-                self.queue.touch(cell)
-            return
-        stands = cell.next is not None
-        if stands:
-            self._early.remove(cell)
+        stood_in = self.queue_of(cell)
         cell.passed = cell.unwanted = False
-        if stands:
+        if cell.next is None:
+            return
+        if stood_in is self.queue:
+            stood_in.touch(cell)
+        else:
+            stood_in.remove(cell)
             self.queue.add(cell)
 
     def _judge_above(self, node: Node) -> None:

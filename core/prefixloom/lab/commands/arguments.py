@@ -13,7 +13,7 @@ import attrs
 
 from ...compose.sizing import Traffic
 from ...errors import CompositionError, InputError
-from ..plan import RUNNING, traffic_of
+from ..plan import running_in, traffic_of
 from ..replay import CHUNK
 from ..service import Service
 from ..setup import Setup
@@ -97,7 +97,7 @@ def divided(setup: Setup, args: argparse.Namespace, trace: Iterable[LabRequest])
         return setup
     if args.memory is None:
         raise InputError("--divide says what --memory is divided for: give a memory")
-    running = RUNNING if setup.service is None else setup.service.max_running
+    running = running_in(setup)
     if args.divide == "trace":
         return attrs.evolve(setup, traffic=traffic_of(trace, running))
     return attrs.evolve(setup, traffic=Traffic.parse(args.divide, running=running, chunk=setup.chunk))
