@@ -111,13 +111,13 @@ def test_a_replica_killed_in_the_midst_of_answers_costs_no_answer(fleet: Running
     before = fleet.wait(2)
     prompts = [text(f"kill {number}", 300) for number in range(8)]
     with ThreadPoolExecutor(8) as clients:
-        asked = [clients.submit(fleet.ask, prompt, max_tokens=60) for prompt in prompts]
-        time.sleep(0.5)
+        asked = [clients.submit(fleet.ask, prompt, max_tokens=400) for prompt in prompts]
+        time.sleep(0.5)  # no answer of 400 tokens is ready yet
         victim = max(fleet.replicas().values(), key=lambda each: each["insight"]["running"])
         fleet.kill(victim["name"])
         answers = [each.result() for each in asked]
     assert victim["insight"]["running"] > 0, "nothing ran there, so that nothing was tried"
-    assert [said(each) for each in answers] == [one_server(prompt, 60) for prompt in prompts]
+    assert [said(each) for each in answers] == [one_server(prompt, 400) for prompt in prompts]
     assert {told_by(each) for each in answers} == before.keys() - {victim["name"]}
     joined = fleet.wait(2, besides={victim["name"]})
     assert len(joined) == 2
