@@ -243,6 +243,26 @@ def test_a_value_of_any_length_is_read_no_further_than_the_buffer(case: Any) -> 
     store.close()
 
 
+@pytest.mark.parametrize("then", ["it is gone", "it was written again"])
+def test_a_value_that_is_replaced_while_it_is_read_is_no_damage(then: str) -> None:
+    """A server may give the memory of a removed value to another one, while a client still reads from there."""
+    store: Any = REDIS.open(0)
+    store.put(RECORDS[:2])
+    read, other = store.values.read, value_name(store, KEYS[1])
+
+    def reading(names: Any, most: Any) -> Any:
+        store.values.read = read
+        if then == "it is gone":
+            store.values.remove(names)
+        return read([other] * len(names), most)
+
+    store.values.read = reading
+    (found,) = store.get(KEYS[:1])
+    assert found == RECORDS[0] if then == "it was written again" else found.reason == "absent"
+    assert store.get(KEYS[1:2]) == (RECORDS[1],)
+    store.close()
+
+
 def test_a_record_of_another_format_stays_for_those_who_read_it() -> None:
     store: Any = REDIS.open(0)
     store.put(RECORDS[:1])

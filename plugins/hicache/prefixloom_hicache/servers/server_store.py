@@ -83,30 +83,34 @@ class ServerStore:
     # ------------------------------------------------------------ reading
     def get(self, keys: Sequence[Key], into: Sequence[Any] | None = None) -> tuple[Record | Miss, ...]:
         targets = [None] * len(keys) if into is None else [flat(buffer) for buffer in into]
-        answers: list[Record | Miss | None] = [None] * len(keys)
-        sizes = [HEADER_BYTES + (MAX_PAYLOAD if target is None else len(target)) for target in targets]
-        most = UNKNOWN_BATCH if into is None else BATCH_VALUES
-        for lot in batches([0 if into is None else size for size in sizes], most):
-            names: dict[str, int] = {}  # each once, with the largest of its buffers
-            for at in lot:
-                name = self._name(keys[at])
-                names[name] = max(sizes[at], names.get(name, 0))
-            found = self._ask(self.values.read, [*names], [*names.values()])
-            if isinstance(found, Exception):
-                for at in lot:
-                    answers[at] = self._failed(keys[at], found)
-                continue
-            by_name = dict(zip(names, found, strict=True))
-            for at in lot:
-                answers[at] = self._record(keys[at], by_name[self._name(keys[at])], targets[at])
-            damaged = {self._name(a.key) for at in lot if isinstance(a := answers[at], Miss) and a.reason == "corrupt"}
-            if damaged:
-                self._ask(self.values.remove, [*damaged])
-        told = self._told([answer for answer in answers if answer is not None])
+        answers: dict[int, Record | Miss] = {}
+        sizes = [0 if target is None else HEADER_BYTES + len(target) for target in targets]
+        for lot in batches(sizes, UNKNOWN_BATCH if into is None else BATCH_VALUES):
+            answers |= self._read(lot, keys, targets)
+            # what was removed while it was read may have had another value's bytes, so only the second time counts
+            if damaged := [at for at in lot if is_damaged(answers[at])]:
+                answers |= self._read(damaged, keys, targets)
+            if names := {self._name(keys[at]) for at in damaged if is_damaged(answers[at])}:
+                self._ask(self.values.remove, [*names])
+        told = self._told([answers[at] for at in range(len(keys))])
         with self._lock:
             if keys:
                 self._last_asked = keys[-1].fingerprint
             return self._counts.read(told)
+
+    def _read(
+        self, lot: Sequence[int], keys: Sequence[Key], targets: Sequence[memoryview | None]
+    ) -> dict[int, Record | Miss]:
+        """Read the records of ``lot`` in one call."""
+        names: dict[str, int] = {}  # each once, with the largest of its buffers
+        for at in lot:
+            name, target = self._name(keys[at]), targets[at]
+            names[name] = max(HEADER_BYTES + (MAX_PAYLOAD if target is None else len(target)), names.get(name, 0))
+        found = self._ask(self.values.read, [*names], [*names.values()])
+        if isinstance(found, Exception):
+            return {at: self._failed(keys[at], found) for at in lot}
+        by_name = dict(zip(names, found, strict=True))
+        return {at: self._record(keys[at], by_name[self._name(keys[at])], targets[at]) for at in lot}
 
     def _record(self, key: Key, value: memoryview | Exception | None, target: memoryview | None) -> Record | Miss:
         """What a value is, beside what it should be."""
@@ -318,6 +322,10 @@ class Closed(Exception):
 
 REFUSED: dict[type[Exception], Reason] = {Full: "capacity", Busy: "busy", Closed: "closed"}
 """Why a write is refused, if it is not that the server failed."""
+
+
+def is_damaged(answer: Record | Miss) -> bool:
+    return isinstance(answer, Miss) and answer.reason == "corrupt"
 
 
 def read_note(item: tuple[str, str]) -> tuple[bytes, Fingerprint | None] | None:

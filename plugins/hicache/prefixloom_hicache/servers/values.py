@@ -36,7 +36,7 @@ class Values(Protocol):
     def read(self, names: Sequence[str], most: Sequence[int]) -> Sequence[memoryview | Failure | None]:
         """Return the beginning of each value, of at most ``most`` bytes; None: there is none.
 
-        A value may be empty, although no store writes such ones.
+        A value may be empty, although no store writes such ones. One that is removed while it is read may be any bytes.
         """
 
     def write(self, values: Sequence[tuple[str, Sequence[memoryview]]]) -> Sequence[bool | Failure]:
