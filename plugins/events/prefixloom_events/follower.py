@@ -15,7 +15,7 @@ import zmq
 from prefixloom import PrefixloomError
 
 from .rebuilt import RebuiltCache
-from .wire import EventBatch, decode_batch, is_snapshot, read_frames, sequence_bytes
+from .wire import EventBatch, decode_batch, is_ipv6, is_snapshot, read_frames, sequence_bytes
 
 MOST_WAITING = 10_000
 """Batches that are kept while an earlier one is missing."""
@@ -129,6 +129,7 @@ class EventFollower:
         try:
             self._sub = self._context.socket(zmq.SUB)
             self._sub.set(zmq.RCVHWM, high_water)
+            self._sub.set(zmq.IPV6, is_ipv6(endpoint))
             self._sub.subscribe(topic)
             self._sub.connect(endpoint)
         except zmq.ZMQError as error:
@@ -182,6 +183,7 @@ class EventFollower:
         with self._context.socket(zmq.DEALER) as dealer:
             dealer.set(zmq.LINGER, 0)
             dealer.set(zmq.RCVHWM, 0)
+            dealer.set(zmq.IPV6, is_ipv6(self._replay))
             dealer.connect(self._replay)
             dealer.send_multipart((b"", sequence_bytes(number)))
             until = time.monotonic() + seconds

@@ -27,7 +27,7 @@ from prefixloom import Cache, Change, InputError, PrefixloomError
 
 from .hashes import PageLabel
 from .mirror import Mirror
-from .wire import END_OF_REPLAY, AllBlocksCleared, EventBatch, beside, encode_batch, frames_of, sequence_bytes
+from .wire import END_OF_REPLAY, AllBlocksCleared, EventBatch, beside, encode_batch, frames_of, is_ipv6, sequence_bytes
 
 log = logging.getLogger("prefixloom.events")
 BUFFERED_BATCHES = 10_000
@@ -303,6 +303,7 @@ class _Sender:
     def _bound(self, kind: int, endpoint: str, limit: int, most: int) -> zmq.Socket[bytes]:
         bound = self._context.socket(kind)
         bound.set(limit, most)
+        bound.set(zmq.IPV6, is_ipv6(endpoint))
         bound.set(zmq.LINGER, 0)
         try:
             bound.bind(endpoint)

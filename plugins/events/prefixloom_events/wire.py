@@ -124,6 +124,11 @@ def is_snapshot(events: Iterable[KVEvent]) -> bool:
     return isinstance(next(iter(events), None), AllBlocksCleared)
 
 
+def is_ipv6(endpoint: str) -> bool:
+    """Whether a socket for ``endpoint`` has to speak IPv6, which ZeroMQ does only if it is told to."""
+    return endpoint.startswith("tcp://[")
+
+
 def beside(endpoint: str) -> str:
     """Where replays are asked for, if nobody says: at the next port."""
     head, _, port = endpoint.rpartition(":")

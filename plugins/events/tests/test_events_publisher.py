@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +22,17 @@ from prefixloom_events.verify import main as verify
 from prefixloom_events.wire import decode_batch
 
 ANYWHERE = "tcp://127.0.0.1:0"
+
+
+def has_ipv6() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
+SIX = pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
 CONTENT = [Buffer("content", (), "int64")]
 
 
@@ -48,7 +60,7 @@ class Pair:
 
     def __init__(self, **options: Any) -> None:
         self.cache = small()
-        self.publisher = EventPublisher(self.cache, ANYWHERE, **options)
+        self.publisher = EventPublisher(self.cache, **{"endpoint": ANYWHERE, **options})
         self.follower = EventFollower(self.publisher.endpoint, self.publisher.replay_endpoint)
 
     def catch_up(self) -> None:
@@ -141,6 +153,7 @@ def test_a_decoder_that_is_strict_about_types_reads_every_batch(pair: Pair) -> N
     assert {FieldStored, FieldRemoved, FieldCleared} == set(kinds)
 
 
+@pytest.mark.parametrize("pair", [{}, pytest.param({"endpoint": "tcp://[::1]:0"}, marks=SIX)], indirect=True)
 def test_a_follower_has_what_the_cache_has(pair: Pair) -> None:
     for user in range(40):  # more than it holds
         run(pair.cache, [user] * 12)
