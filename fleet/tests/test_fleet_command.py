@@ -1,4 +1,4 @@
-"""The command ``fleet simulate``: its table, its JSON, its page, and what it refuses."""
+"""The command ``fleet simulate``: its table, its JSON, its page, what it refuses; and commands without a cluster."""
 
 from __future__ import annotations
 
@@ -75,6 +75,18 @@ def test_what_is_wrong_is_told_and_ends_with_2(
 ) -> None:
     assert main(["fleet", "simulate", *TRAFFIC, *SIZE, *model, "--replicas", "2", *more]) == 2
     assert expected in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "nowhere"])
+@pytest.mark.parametrize("command", ["deploy", "stop", "update"])
+def test_where_no_cluster_answers_it_is_said_at_once(
+    command: str, address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("ray.serve", reason="the extra 'ray' is not installed")
+    file = tmp_path / "fleet.toml"
+    file.write_text(f'[ray]\naddress = "{address}"')
+    assert main(["fleet", command, str(file)]) == 2
+    assert f"no Ray cluster answers at {address}: " in capsys.readouterr().err
 
 
 def test_an_unknown_sub_command_and_an_unknown_option_show_the_usage(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""Which prefill replica computes a prompt, and how a process of the fleet learns of them, without a cluster."""
+"""How a process of the fleet learns of its replicas, and which one computes a prompt, without a cluster."""
 
 from __future__ import annotations
 
@@ -15,9 +15,13 @@ with warnings.catch_warnings():  # of Ray's own code
 
 from ray.exceptions import RayError
 
-from prefixloom_fleet.deploy import prefill
+from prefixloom import Buffer, Component, Manifest, Path, compose
+from prefixloom_events import EventPublisher
+from prefixloom_fleet.deploy import deployed_replicas
 from prefixloom_fleet.deploy.calls import RoutedCall
-from prefixloom_fleet.deploy.prefill import PrefillReplicas, PrefillRouter
+from prefixloom_fleet.deploy.deployed_replicas import DeployedReplicas
+from prefixloom_fleet.deploy.prefill import PrefillRouter, addresses
+from prefixloom_fleet.knowledge.followed import FollowedEvents
 from prefixloom_fleet.knowledge.replicas import TrackedReplicas
 from prefixloom_fleet.knowledge.sent_prompts import PAGE, links_of
 from prefixloom_fleet.routing.contract import RoutingRequest
@@ -42,6 +46,8 @@ class Handle:
         assert call.looks
         if self.asked > self.fails:
             call.known = self.known
+            if call.follow:
+                self.known.follow_events()
 
         async def answer() -> str:
             if self.asked <= self.fails:
@@ -57,7 +63,7 @@ def asked(tokens: range) -> RoutingRequest:
     return RoutingRequest(tuple(tokens), len(tokens), 0, "", "", links_of(tokens, ""), PAGE)
 
 
-async def learned(replicas: PrefillReplicas) -> None:
+async def learned(replicas: DeployedReplicas) -> None:
     for _ in range(200):
         if replicas.known():
             return
@@ -68,25 +74,54 @@ async def learned(replicas: PrefillReplicas) -> None:
 def test_it_is_asked_until_ray_has_named_them_and_from_then_on_ray_tells_of_itself() -> None:
     async def run() -> None:
         handle = Handle({"b": "tcp://two", "a": "tcp://one", "starts": ""}, fails=3)
-        replicas = PrefillReplicas(handle)  # type: ignore[arg-type]
-        assert replicas.addresses() == []
+        replicas = DeployedReplicas(handle)  # type: ignore[arg-type]
+        assert addresses(replicas.known()) == []
         await learned(replicas)
-        assert replicas.addresses() == ["tcp://one", "tcp://two"] and handle.asked == 4
+        assert addresses(replicas.known()) == ["tcp://one", "tcp://two"] and handle.asked == 4
         handle.set({"b": "tcp://two", "c": "tcp://three"})
-        assert replicas.addresses() == ["tcp://three", "tcp://two"] and handle.asked == 4
+        assert addresses(replicas.known()) == ["tcp://three", "tcp://two"] and handle.asked == 4
 
     asyncio.run(run())
 
 
 def test_one_that_hangs_keeps_nobody_from_learning_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefill, "LEARN_SECONDS", 0.05)
+    monkeypatch.setattr(deployed_replicas, "LEARN_SECONDS", 0.05)
 
     async def run() -> None:
-        replicas = PrefillReplicas(Handle({"a": "tcp://one"}, hangs=True))  # type: ignore[arg-type]
+        replicas = DeployedReplicas(Handle({"a": "tcp://one"}, hangs=True))  # type: ignore[arg-type]
         await learned(replicas)
-        assert replicas.addresses() == ["tcp://one"]
+        assert addresses(replicas.known()) == ["tcp://one"]
 
     asyncio.run(run())
+
+
+def test_who_waits_knows_what_each_replica_has_cached_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A front takes its first request only then."""
+    pages = Component("kv", Manifest([Buffer("content", (), "int64")]), Path())
+    cache = compose(None, plugins=[pages], page_size=16, capacity=1024)
+    publisher = EventPublisher(cache, "tcp://127.0.0.1:0")
+    with cache.open(range(100), leave=1) as sequence:
+        sequence.grow(100)
+        with cache.step([sequence]) as step:
+            step.run_ops()
+    assert publisher.flush()
+
+    async def run() -> None:
+        handle = Handle({})
+        replicas = DeployedReplicas(handle, follow=True)  # type: ignore[arg-type]
+        assert not await replicas.heard(0.1), "there is none yet"
+        where = {"events": publisher.endpoint, "replay": publisher.replay_endpoint}
+        handle.known.update([("one", where, {})])
+        assert await replicas.heard(10)
+        (one,) = replicas.known()
+        assert one.resumable(asked(range(200))) == 96
+        monkeypatch.setattr(FollowedEvents, "doubt", "its events were not heard yet")
+        assert not await replicas.heard(0.1)
+
+    try:
+        asyncio.run(run())
+    finally:
+        publisher.close()
 
 
 def test_a_prompt_counts_where_it_is_computed_as_long_as_that_takes() -> None:

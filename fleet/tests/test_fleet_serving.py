@@ -199,11 +199,12 @@ def test_status_and_top_tell_of_each_replica(fleet: RunningFleet, capsys: pytest
 def test_a_fleet_without_events_and_insight_answers_as_well(
     tmp_path: Path, one_server: OneServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Nor does it join a cluster that Ray would find, here one that is not there any more."""
     from prefixloom.cli import main
 
     server = {**SERVER, "insight": False}
     tables: dict[str, Any] = {"fleet": {"replicas": 2}, "routing": {"events": False}, "server": server}
-    with running_fleet(tmp_path, **tables) as fleet:
+    with running_fleet(tmp_path, environment={"RAY_ADDRESS": "127.0.0.9:1"}, **tables) as fleet:
         prompt = text("no events", 900)
         first = fleet.ask(prompt)
         second = fleet.ask(prompt + said(first) + " and so on, and on")
@@ -252,9 +253,9 @@ def test_the_number_of_replicas_follows_the_load(tmp_path: Path, one_server: One
         assert said(fleet.ask(text("after", 60))) == one_server(text("after", 60))
 
 
-def test_two_fronts_know_what_replicas_have(tmp_path: Path, one_server: OneServer) -> None:
-    """Each front hears the events of all replicas, so whichever one sends a second turn, it hits."""
-    tables: dict[str, Any] = {"fleet": {"replicas": 2}, "front": {"count": 2}}
+def test_all_fronts_know_what_replicas_have(tmp_path: Path, one_server: OneServer) -> None:
+    """Each front hears the events of all replicas, so whichever one sends a second turn, it hits, even at its first."""
+    tables: dict[str, Any] = {"fleet": {"replicas": 2}, "front": {"count": 4}}
     with running_fleet(tmp_path, **tables) as fleet:
         fleet.wait(2)
         for number in range(6):

@@ -89,14 +89,16 @@ class RunningFleet:
 
 
 @contextmanager
-def running_fleet(folder: Path, **tables: Mapping[str, Any]) -> Iterator[RunningFleet]:
+def running_fleet(
+    folder: Path, *, environment: Mapping[str, str] = {}, **tables: Mapping[str, Any]
+) -> Iterator[RunningFleet]:
     """A fleet of this file while the block runs. In the end no process of it is left."""
     port = free_port()
     tables = {"server": SERVER, **tables, "front": {**tables.get("front", {}), "port": port}}
     path = folder / f"fleet-{port}.toml"
     path.write_text(toml_of(tables))
     log = (folder / f"fleet-{port}.log").open("w")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "RAY_TMPDIR": "/tmp"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "RAY_TMPDIR": "/tmp", **environment}
     process = subprocess.Popen(
         [sys.executable, "-m", "prefixloom", "fleet", "deploy", str(path)],
         stdout=subprocess.PIPE, stderr=log, text=True, env=environment, start_new_session=True,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -29,7 +30,9 @@ os.environ.setdefault("RAY_worker_niceness", "0")
 try:
     import ray
     from ray import serve
+    from ray._private.services import canonicalize_bootstrap_address
     from ray.serve.config import AutoscalingConfig, HTTPOptions, RequestRouterConfig
+    from ray.serve.context import _get_global_client
     from ray.serve.schema import LoggingConfig
 except ModuleNotFoundError as error:
     raise CompositionError(
@@ -44,6 +47,8 @@ HEALTH_SECONDS = 2.0
 HEALTH_PATIENCE = 15.0
 """How long a replica may take to say that it is well."""
 READY_SECONDS = 300.0
+CONNECT_SECONDS = 5.0
+"""How long the head of a cluster may take to accept a connection."""
 
 
 def start_ray(config: FleetConfig) -> None:
@@ -51,13 +56,26 @@ def start_ray(config: FleetConfig) -> None:
     logging.getLogger("ray").setLevel(logging.ERROR)
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     if config.address:
-        ray.init(address=config.address, log_to_driver=False, logging_level="warning")
+        ray.init(address=reached(config.address), log_to_driver=False, logging_level="warning")
         return
     wanted = int((config.most + config.prefill) * config.cpus) + 4
     ray.init(
+        address="local",  # without it Ray would join a cluster that it finds on this machine, or remembers
         num_cpus=max(wanted, os.cpu_count() or 1), include_dashboard=False, log_to_driver=False,
         logging_level="warning", _node_ip_address=LOOPBACK,
     )  # fmt: skip
+
+
+def reached(address: str) -> str:
+    """The address of a cluster whose head answers. ``NotRunning``: none does, for which Ray would wait many minutes."""
+    try:
+        found = str(canonicalize_bootstrap_address(address))
+        host, _, port = found.rpartition(":")
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+    except (OSError, ValueError) as error:
+        where = "on this machine" if address == "auto" else f"at {address}"
+        raise NotRunning(f"no Ray cluster answers {where}: {str(error).strip().splitlines()[0]}") from error
+    return found
 
 
 def deploy(config: FleetConfig, revision: str = "1") -> str:
@@ -118,20 +136,31 @@ def deploy(config: FleetConfig, revision: str = "1") -> str:
         graceful_shutdown_wait_loop_s=0.5,
         logging_config=quiet,
     )
-    serve.start(
-        http_options=HTTPOptions(host=config.host, port=config.port, request_timeout_s=None), logging_config=quiet
-    )
+    start_http(config, quiet)
     prefill = None
     if config.prefill:
         made = servers("Prefill", "prefill", config.prefill_policy, num_replicas=config.prefill)
-        prefill = made.bind(config.options_of("prefill"), revision, "prefill")
+        prefill = made.bind(config.options_of("prefill"), revision, "prefill", events=config.events)
     replicas = servers("Replica", config.role, config.policy, **scaled)
-    target = front.bind(config, replicas.bind(config.options_of(config.role), revision, config.role, prefill), prefill)
+    answering = replicas.bind(config.options_of(config.role), revision, config.role, prefill, events=config.events)
+    target = front.bind(config, answering, prefill)
     try:
         serve.run(target, name=config.name, route_prefix="/", logging_config=quiet)
     except RuntimeError as error:
         raise CompositionError(f"the fleet did not start: {why(config) or error}") from error
     return f"http://{config.host}:{config.port}/v1"
+
+
+def start_http(config: FleetConfig, logging_config: LoggingConfig) -> None:
+    """Have Serve take requests at the address of the fleet. ``CompositionError``: it takes them at another one."""
+    options = HTTPOptions(host=config.host, port=config.port, request_timeout_s=None)
+    serve.start(http_options=options, logging_config=logging_config)
+    running = _get_global_client().http_config
+    if (running.host, running.port) != (config.host, config.port):
+        raise CompositionError(
+            f"Ray Serve runs in this cluster already and takes requests at {running.host}:{running.port}: say so in "
+            "[front], or end it with `serve shutdown`"
+        )
 
 
 def why(config: FleetConfig) -> str:
@@ -142,7 +171,7 @@ def why(config: FleetConfig) -> str:
 
 
 class NotRunning(PrefixloomError):
-    """There is no such fleet in the cluster."""
+    """There is no such cluster, or no such fleet in it."""
 
 
 @contextlib.contextmanager
@@ -172,8 +201,13 @@ def is_running(config: FleetConfig) -> bool:
 
 
 def stop(config: FleetConfig) -> None:
-    """End the application: what runs is answered, what waits for the store is written."""
+    """End the application: what runs is answered, what waits for the store is written.
+
+    Serve ends too, if nothing else runs on it in a cluster that others started. Else it would keep its address.
+    """
     serve.delete(config.name)
+    if config.address and not serve.status().applications:
+        serve.shutdown()
 
 
 def end_ray(config: FleetConfig) -> None:

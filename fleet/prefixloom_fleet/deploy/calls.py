@@ -52,14 +52,23 @@ class ResponseEnd:
 class RoutedCall:
     """One try to have a request answered: what a router needs to choose, and what it chose.
 
-    ``avoid``: names of replicas that were tried before. ``looks``: it asks only which replicas there are.
+    ``avoid``   names of replicas that were tried before
+    ``looks``   it asks only which replicas there are
+    ``follow``  whoever looks wants the events of all replicas to be read from now on
     """
 
-    def __init__(self, request: RoutingRequest, avoid: frozenset[str] = frozenset(), *, looks: bool = False) -> None:
-        self.request, self.avoid, self.looks = request, avoid, looks
+    def __init__(
+        self,
+        request: RoutingRequest,
+        avoid: frozenset[str] = frozenset(),
+        *,
+        looks: bool = False,
+        follow: bool = False,
+    ) -> None:
+        self.request, self.avoid, self.looks, self.follow = request, avoid, looks, follow
         self.replica: TrackedReplica | None = None
         self.known: TrackedReplicas | None = None
-        """All that the router knows of. The router sets it."""
+        """All that the router knows of. The router sets it for whoever looks."""
         self.order: list[str] = []
         """The replicas in the policy's order, which is asked once, however often Ray looks."""
         self._sent: SentRequest | None = None

@@ -79,11 +79,10 @@ class FleetConfig:
     prefill_policy: str = "resumable"
 
     def options_of(self, role: Role) -> list[str]:
-        """The options of a server that does this. Where it listens for others, it adds itself."""
-        events = ["--events", "tcp://127.0.0.1:0"] if self.events else []
+        """The options of a server that does this, without those of ``listening``."""
         if role == "prefill":
-            return [*self.prefill_options, *events]
-        return [*self.options, *events, *(["--prefill="] if role == "decode" else [])]
+            return [*self.prefill_options]
+        return [*self.options, *(["--prefill="] if role == "decode" else [])]
 
     @property
     def role(self) -> Role:
@@ -92,10 +91,14 @@ class FleetConfig:
 
     def settings_of(self, role: Role) -> ServeSettings:
         """The settings of a server that does this. ``InputError``: an option has a wrong value."""
-        options = self.options_of(role)
-        if role == "prefill":
-            return server_settings([*options, "--as-prefill=tcp://127.0.0.1:0"], "[prefill]")
-        return server_settings(options)
+        options = [*self.options_of(role), *listening(role, self.events)]
+        return server_settings(options, "[prefill]" if role == "prefill" else "[server]")
+
+
+def listening(role: Role, events: bool, host: str = "127.0.0.1") -> list[str]:
+    """The options by which a server listens for the rest of the fleet, at free ports of its machine ``host``."""
+    options = [f"--events=tcp://{host}:0"] if events else []
+    return [*options, f"--as-prefill=tcp://{host}:0"] if role == "prefill" else options
 
 
 def server_settings(options: list[str], table: str = "[server]") -> ServeSettings:

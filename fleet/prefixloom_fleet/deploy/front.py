@@ -32,11 +32,12 @@ from prefixloom_engine.server.app import CLIENT_LEFT, PREFILL_HEADER, BodyMemory
 from prefixloom_engine.server.command import tokenizer_of
 from prefixloom_engine.server.protocol import ApiError, ChatAsked, CompletionAsked
 
-from ..knowledge.replicas import TrackedReplica, TrackedReplicas
+from ..knowledge.replicas import TrackedReplica
 from ..knowledge.sent_prompts import PAGE, links_of
 from ..routing.contract import RoutingRequest
 from .calls import HttpCall, ResponseEnd, ResponseHead, RoutedCall
 from .config import FleetConfig
+from .deployed_replicas import DeployedReplicas
 from .figures import FrontFigures, exposed, gauges_of, together
 from .prefill import PrefillRouter
 
@@ -47,6 +48,9 @@ PAUSE_SECONDS = 0.1
 """How long the front waits before the second try; before each further one twice as long."""
 FULL_SECONDS = 1
 """What a client is told to wait for when all replicas are full."""
+FIRST_SECONDS = 5.0
+"""How long a front waits, before it takes requests, for what the replicas have cached. In a fleet that has just begun
+there may be none yet."""
 ALL_SECONDS = 10.0
 """How long replicas may take to answer what all of them are asked."""
 LONGEST_CHOICE = 4_000_000
@@ -63,12 +67,13 @@ class Front:
     ``replicas``  the handle of the deployment of replicas, and ``prefill`` that of those that compute their prompts
     """
 
-    def __init__(
+    async def __init__(  # type: ignore[misc]
         self, config: FleetConfig, replicas: DeploymentHandle[Any], prefill: DeploymentHandle[Any] | None = None
     ) -> None:
         self._config, self._replicas, self._prefill = config, replicas, prefill
         settings = config.settings_of(config.role)
         args, sizes, numbers = settings.args, settings.sizes, settings.numbers
+        self._known = DeployedReplicas(replicas, follow=config.events)
         self._prefill_router: PrefillRouter | None = None
         if prefill is not None:
             self._prefill_router = PrefillRouter(prefill, config.prefill_policy, config.events)
@@ -79,9 +84,9 @@ class Front:
         )
         self._memory = BodyMemory(self._limits.bodies)
         self._figures = FrontFigures()
-        self._known: TrackedReplicas | None = None
-        """The replicas as the router knows them, once it was asked."""
         self._texts = asyncio.Semaphore(4)
+        learned = [self._known, *([] if self._prefill_router is None else [self._prefill_router.replicas])]
+        await asyncio.gather(*(each.heard(FIRST_SECONDS) for each in learned))
 
     async def __call__(self, request: Request) -> Response:
         """Answer a request of HTTP. Ray calls it, and cancels it if the client goes away."""
@@ -173,7 +178,6 @@ class Front:
                 last = error
                 log.warning("%s has not answered: %s", attempt.name or "no replica", first_line(error))
             else:
-                self._known = attempt.known
                 if head.status not in (429, 503):
                     self._count("ok" if head.status < 400 else "refused")
                     return self._handed_on(head, first, attempt)
@@ -242,7 +246,7 @@ class Front:
     async def _metrics(self) -> Response:
         texts = await self._texts_of("/metrics")
         ranks = {name: str(rank) for rank, name in enumerate(sorted(texts))}
-        known = [each for each in await self._replicas_known() if each.name in texts]
+        known = [each for each in self._replicas_known() if each.name in texts]
         ranks |= {each.name: rank_of(each) for each in known if "rank" in each.stats}
         body = together({ranks[name]: text for name, text in texts.items()})
         body += exposed(gauges_of(known, ranks)) + self._figures.text()
@@ -261,7 +265,7 @@ class Front:
     async def _fleet(self) -> Response:
         """All replicas, for ``prefixloom fleet status`` and ``prefixloom top --fleet``."""
         rows = []
-        by_name = {each.name: each for each in await self._replicas_known()}
+        by_name = {each.name: each for each in self._replicas_known()}
         answers = await self._broadcast(HttpCall("GET", "/insight", b"", [], b""))
         for name, (status, body) in sorted(answers.items()):
             known = by_name.get(name, TrackedReplica(name))
@@ -284,14 +288,9 @@ class Front:
         }
         return JSONResponse({"policy": self._config.policy, "requests": outcomes, "replicas": rows})
 
-    async def _replicas_known(self) -> Sequence[TrackedReplica]:
-        """What the router knows. It is asked for something, if it never was."""
-        if self._known is None:
-            answer = await self._one(RoutingRequest((), 0), HttpCall("GET", "/health", b"", [], b""))
-            if isinstance(answer, HandedOn):
-                await answer.leave()
-        found = [] if self._known is None else list(self._known.all())
-        return [*found, *([] if self._prefill_router is None else self._prefill_router.replicas.known())]
+    def _replicas_known(self) -> Sequence[TrackedReplica]:
+        """What the routers know."""
+        return [*self._known.known(), *([] if self._prefill_router is None else self._prefill_router.replicas.known())]
 
     # ------------------------------------------------------------ counting
     def _count(self, outcome: str) -> None:
@@ -323,11 +322,6 @@ class Attempt:
         self.begun = False
         self._closed = False
         self._pieces = replicas.options(method_name="answer", stream=True).remote(routed, call)
-
-    @property
-    def known(self) -> TrackedReplicas | None:
-        """What the router knows of all replicas."""
-        return self._routed.known
 
     @property
     def name(self) -> str:
@@ -376,11 +370,7 @@ class HandedOn(StreamingResponse):
         try:
             await super().__call__(scope, receive, send)
         finally:
-            await self.leave()
-
-    async def leave(self) -> None:
-        """Nobody wants the rest of it."""
-        await self._attempt.close()
+            await self._attempt.close()
 
 
 async def whole_response(head: ResponseHead, first: list[bytes], attempt: Attempt) -> Response:

@@ -22,8 +22,9 @@ from prefixloom_engine.server.command import assembled
 from prefixloom_engine.server.worker import EngineWorker, PendingAnswer
 
 from .calls import HITS, HttpCall, ResponseEnd, ResponseHead, RoutedCall, answered
-from .config import Role, server_settings
-from .prefill import PrefillReplicas
+from .config import Role, listening, server_settings
+from .deployed_replicas import DeployedReplicas
+from .prefill import addresses
 
 log = logging.getLogger("prefixloom.fleet")
 FOLLOW_SECONDS = 0.2
@@ -34,16 +35,21 @@ class Replica:
     """One server. Ray makes it, calls ``check_health`` and the ``record_`` methods, and ends it."""
 
     async def __init__(  # type: ignore[misc]
-        self, options: Sequence[str], revision: str, role: Role = "whole", prefill: DeploymentHandle[Any] | None = None
+        self,
+        options: Sequence[str],
+        revision: str,
+        role: Role = "whole",
+        prefill: DeploymentHandle[Any] | None = None,
+        *,
+        events: bool = True,
     ) -> None:
         """``options``: of ``prefixloom serve``. ``revision``: when it is another one, Ray replaces all replicas.
-        ``prefill``: of a replica that decodes, the handle of those that compute its prompts."""
+        ``prefill``: of a replica that decodes, the handle of those that compute its prompts. ``events``: publish them.
+        """
         self._failure: BaseException | None = None
         self.revision, self.role = revision, role
-        asked = list(options)
-        if role == "prefill":
-            asked.append(f"--as-prefill=tcp://{host_of(ray.util.get_node_ip_address())}:0")
-        settings = server_settings(asked)
+        here = host_of(ray.util.get_node_ip_address())
+        settings = server_settings([*options, *listening(role, events, here)])
         if "threads" in settings.numbers:
             torch.set_num_threads(settings.numbers["threads"])
         self._chunk = settings.numbers["chunk"]
@@ -52,7 +58,7 @@ class Replica:
         self._worker.start()
         self._worker.observe(count_hit, account=False)
         self._name = serve.get_replica_context().replica_id.unique_id
-        self._following = None if prefill is None else asyncio.create_task(self._follow(PrefillReplicas(prefill)))
+        self._following = None if prefill is None else asyncio.create_task(self._follow(DeployedReplicas(prefill)))
 
     async def __del__(self) -> None:
         """Ray awaits it when the running answers are over: write to the store what waits for it, and end."""
@@ -66,11 +72,11 @@ class Replica:
     def _failed(self, error: BaseException) -> None:
         self._failure = error
 
-    async def _follow(self, prefill: PrefillReplicas) -> None:
+    async def _follow(self, prefill: DeployedReplicas) -> None:
         """Tell the engine which prefill replicas there are, whenever that changes."""
         told: list[str] = []
         while True:
-            found = prefill.addresses()
+            found = addresses(prefill.known())
             if found != told:
                 told = found
                 try:

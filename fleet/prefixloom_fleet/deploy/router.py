@@ -21,7 +21,6 @@ class PolicyRouter(RequestRouter):
     def initialize_state(self, policy: str = "resumable", events: bool = True, **_: Any) -> None:
         """Ray calls it with ``request_router_kwargs``."""
         self.known = TrackedReplicas(follow=False)
-        self._events = events
         self.policy = find_policy(policy, follows=events)
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
@@ -35,9 +34,9 @@ class PolicyRouter(RequestRouter):
         if pending_request is not None:  # so that Ray waits between two looks, if all are full
             pending_request.routing_context.should_backoff = True
         call = pending_request.args[0] if pending_request is not None and pending_request.args else None
-        if isinstance(call, RoutedCall):
+        if isinstance(call, RoutedCall) and call.looks:
             call.known = self.known
-            if self._events and not call.looks:
+            if call.follow:
                 self.known.follow_events()
         if not isinstance(call, RoutedCall) or call.looks or not candidate_replicas:
             return [candidate_replicas]

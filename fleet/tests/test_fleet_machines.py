@@ -1,0 +1,82 @@
+"""A fleet on two machines, of which the second one is a network of its own on this one."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prefixloom_engine.disaggregation import write_keys
+from tests.support.fleets import SERVER, OneServer, RunningFleet, cached, free_port, said, text, told_by, toml_of
+from tests.support.machines import can_make_machines, ray_on_two_machines
+
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="the extra 'ray' is not installed"),
+    pytest.mark.skipif(not can_make_machines(), reason="to make a network, one has to be root on Linux"),
+    pytest.mark.xdist_group("fleet"),
+]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Its address. Each machine has room for one replica of one CPU."""
+    with ray_on_two_machines(tmp_path_factory.mktemp("cluster"), cpus=1) as address:
+        yield address
+
+
+FLEET = [sys.executable, "-m", "prefixloom", "fleet"]
+
+
+@contextmanager
+def fleet_on(cluster: str, folder: Path, **tables: Any) -> Iterator[RunningFleet]:
+    """A fleet in this cluster, by the commands of an operator."""
+    port, path = free_port(), folder / "fleet.toml"
+    tables = {"server": SERVER, **tables, "front": {"port": port}, "ray": {"address": cluster}}
+    path.write_text(toml_of(tables))
+    deploy = subprocess.Popen([*FLEET, "deploy", str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    said, errors = deploy.communicate(timeout=240)
+    assert deploy.returncode == 0, said + errors
+    fleet = RunningFleet(f"http://127.0.0.1:{port}", path, deploy)
+    try:
+        with fleet.http:
+            yield fleet
+    finally:
+        subprocess.run([*FLEET, "stop", str(path)], check=True, capture_output=True, timeout=120)
+
+
+def test_events_come_from_both_machines(cluster: str, tmp_path: Path) -> None:
+    """A second turn goes to where the first one was computed, on whichever machine that is."""
+    with fleet_on(cluster, tmp_path, fleet={"replicas": 2}) as fleet, OneServer() as one_server:
+        fleet.wait(2)
+        homes = set()
+        for number in range(8):
+            prompt = text(f"machines {number}", 900)
+            first = fleet.ask(prompt)
+            second = fleet.ask(prompt + said(first) + " and so on, and on")
+            assert said(first) == one_server(prompt)
+            assert told_by(second) == told_by(first) and cached(second) >= 800
+            homes.add(told_by(first))
+        assert len(homes) == 2
+        other = tmp_path / "other.toml"
+        other.write_text(toml_of({"front": {"port": free_port()}, "ray": {"address": cluster}}))
+        refused = subprocess.run([*FLEET, "deploy", str(other)], capture_output=True, text=True, timeout=120)
+        assert refused.returncode != 0 and f"takes requests at {fleet.root[7:]}: say so in [front]" in refused.stderr
+
+
+def test_a_prompt_is_computed_on_one_machine_and_answered_on_the_other(cluster: str, tmp_path: Path) -> None:
+    write_keys(tmp_path / "keys")
+    server = {**SERVER, "prefill-keys": str(tmp_path / "keys")}
+    tables: dict[str, Any] = {"fleet": {"replicas": 1}, "prefill": {"replicas": 1}, "server": server}
+    with fleet_on(cluster, tmp_path, **tables) as fleet, OneServer() as one_server:
+        fleet.wait(2)
+        prompts = [text(f"machines apart {number}", 500) for number in range(4)]
+        assert [said(fleet.ask(prompt)) for prompt in prompts] == [one_server(prompt) for prompt in prompts]
+        lines = fleet.http.get("/metrics").text.splitlines()
+        handed = [line for line in lines if line.startswith("prefixloom:prefill_handed_over_total{")]
+        assert sum(float(line.rpartition(" ")[2]) for line in handed) == 4, lines
