@@ -9,8 +9,9 @@ import attrs
 
 from prefixloom import Buffer, Codec, Component, Manifest, Path, Point, Window, compose
 from prefixloom.contract.identity import Identity
+from prefixloom.storage import Fingerprint
 from prefixloom.testing.inside.backdoor import lane
-from prefixloom.tiers.pieces import fingerprint
+from prefixloom.tiers import pieces
 
 H = Buffer("h", (3, 8), "float32")
 PLAIN: dict[str, Any] = {"buffers": [H], "reach": Point(), "page_size": 4}
@@ -24,6 +25,8 @@ OTHERS: dict[str, dict[str, Any]] = {
     "layers": {"buffers": [attrs.evolve(H, layers=(0, 1))]},
     "other layers": {"buffers": [attrs.evolve(H, layers=(0, 2))]},
     "a second buffer": {"buffers": [H, attrs.evolve(H, name="g")]},
+    "the second buffer first": {"buffers": [attrs.evolve(H, name="g"), H]},
+    "layers in another order": {"buffers": [attrs.evolve(H, layers=(2, 0))]},
     "version": {"version": 2},
     "pages": {"reach": Path()},
     "other pages": {"reach": Path(), "page_size": 8},
@@ -32,12 +35,16 @@ OTHERS: dict[str, dict[str, Any]] = {
 }
 
 
-def digest(reach: Any, buffers: Any, page_size: int, **facts: Any) -> bytes:
+def fingerprint(reach: Any, buffers: Any, page_size: int, **facts: Any) -> Fingerprint:
     mine = Component("mine", Manifest(buffers, **facts), reach)
     running = {"max_running": 2} if "stored_as" in facts else {}
     keys = Component("keys", Manifest([Buffer("k", (1,), "int8")]), Path())
     cache = compose(None, plugins=[keys, mine], page_size=page_size, capacity={"keys": 64, "mine": 64}, **running)
-    return fingerprint(lane(cache, "mine"), page_size, Identity(model="T", weights="1")).digest
+    return pieces.fingerprint(lane(cache, "mine"), page_size, Identity(model="T", weights="1"))
+
+
+def digest(**facts: Any) -> bytes:
+    return fingerprint(**facts).digest
 
 
 def test_content_of_another_form_has_another_fingerprint() -> None:
@@ -45,3 +52,8 @@ def test_content_of_another_form_has_another_fingerprint() -> None:
     same = [pair for pair in itertools.combinations(found, 2) if found[pair[0]] == found[pair[1]]]
     assert same == []
     assert digest(**PLAIN) == found["plain"]
+
+
+def test_a_fingerprint_names_each_layer_once_and_in_ascending_order_however_buffers_name_them() -> None:
+    buffers = [attrs.evolve(H, layers=(9, 16, 1)), attrs.evolve(H, name="g", layers=(8, 1))]
+    assert fingerprint(**{**PLAIN, "buffers": buffers}).layers == (1, 8, 9, 16)

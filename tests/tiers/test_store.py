@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from prefixloom import CompositionError, Path, Point, StorageError, TierManifest
+from prefixloom import Buffer, Component, CompositionError, Manifest, Path, Point, StorageError, TierManifest
 from prefixloom.testing.inside.backdoor import tier_lanes
 from prefixloom_hicache import FileBackend, HostTier, MemoryBackend
 from tests.support.helpers import part, settle
@@ -40,6 +40,14 @@ def file(tmp_path: File) -> Iterator[Callable[[], FileBackend]]:
 # ---------------------------------------------------------------- restart
 
 
+class Other(Component): ...
+
+
+def two(*names: str, kind: type[Component] = Component, version: int = 1) -> Component:
+    """A component with a buffer of each name."""
+    return kind("path", Manifest([Buffer(name, (2,), "int64") for name in names], version=version), Path())
+
+
 @pytest.mark.parametrize("page", [1, 4])
 @pytest.mark.parametrize("names", SETS.values(), ids=SETS)
 def test_a_process_that_comes_back_finds_its_prefixes(names: tuple[str, ...], page: int, file: Any) -> None:
@@ -62,15 +70,16 @@ def test_a_process_that_comes_back_finds_its_prefixes(names: tuple[str, ...], pa
     [
         ({"model": "another"}, "model is 'm' there and 'another' here"),
         ({"page": 8}, "page_size is 4 there and 8 here"),
-        ({"components": [part("path", Path(), version=2)]}, "plugin_version is '1' there and '2' here"),
-        ({"components": [part("path", Path(), type("Other", (type(part("path", Path())),), {}))]}, "plugin is"),
+        ({"components": [two("data", "more", version=2)]}, "plugin_version is '1' there and '2' here"),
+        ({"components": [two("data", "more", kind=Other)]}, "plugin is"),
+        ({"components": [two("more", "data")]}, "'record of data, more' there and 'record of more, data' here"),
     ],
 )
 def test_after_a_change_of_what_matters_nothing_is_found_and_it_is_said_why(changed: Any, why: str, file: Any) -> None:
-    cache, _ = composed(part("path", Path()), store=file())
+    cache, _ = composed(two("data", "more"), store=file())
     serve(cache, list(range(32)))
     idle(cache)
-    components = changed.pop("components", [part("path", Path())])
+    components = changed.pop("components", [two("data", "more")])
     cache, _ = composed(*components, store=file(), **changed)
     with cache.open(range(33)) as sequence:
         told = restored(cache, sequence)

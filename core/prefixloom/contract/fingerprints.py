@@ -29,7 +29,7 @@ def component_fingerprint(part: Part, manifest: Manifest, entries: int, page: in
         page_size=part.page_tokens or page,
         plugin=f"{component.__module__}.{component.__qualname__}",
         plugin_version=str(part.manifest.version),
-        layout="record",
+        layout=f"record of {', '.join(buffer.name for buffer in manifest.buffers)}",
         shapes=[
             (f"{buffer.name} of layers {','.join(map(str, buffer.layers))}", (*buffer.shape, entries))
             for buffer in manifest.buffers

@@ -33,6 +33,7 @@ class Fingerprint:
 
     ``model``, ``weights``, ``adapters``, ``precision``, ``positions`` and ``salt`` are those of an ``Identity``.
 
+    ``layout``  how a payload lies; of a cache's records also the names of the buffers, in the manifest's order
     ``shapes``  buffer name -> shape of an entry, from the manifest
     ``layers``  the numbers of the model's layers that a payload holds
     ``shards``  axis ("tensor", "pipeline", "context") -> (rank, number of ranks). Leave out an axis over which the
