@@ -6,9 +6,10 @@ import random
 
 import pytest
 
-from prefixloom import Chunk, Component, Path, Point, Receipt, Window, hookimpl
+from prefixloom import Chunk, Component, Path, Point, Reach, Receipt, Sinks, Tail, Window, hookimpl
 from prefixloom.cache.cache import Cache
 from tests.support.helpers import cache_of, held, part, run, serve, settle
+from tests.support.setups import BarePath, Landmarks, NeverNeeded, Strided
 
 
 def fsm(window: int, every: int, *, max_rewind: int = 0) -> Cache:
@@ -75,6 +76,35 @@ def test_every_component_gives_back_what_a_computed_prompt_needs_no_more() -> No
         run(sequence, 40)
         cache.reclaim()
         assert [sequence.owned(name) for name in ("full", "near", "far")] == [10, 1, 2]
+    settle(cache)
+
+
+REACHES = {
+    "window": Window(9), "chunk": Chunk(12), "tail": Tail(12, 5), "sinks": Sinks(5) | Window(9), "strided": Strided(),
+    "landmarks": Landmarks(), "bare path": BarePath(), "never needed": NeverNeeded(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("page", [1, 4])
+@pytest.mark.parametrize("reach", REACHES.values(), ids=REACHES)
+def test_law_after_a_reclaim_a_running_sequence_has_what_its_reach_may_still_need_and_no_more(
+    reach: Reach, page: int
+) -> None:
+    """Also where that lies apart, however often some of it was given back before. The step's table says the same."""
+    cache = cache_of(part("full", Path()), part("mine", reach), page=page)
+    with cache.open(range(61)) as sequence:
+        for count in (4, 1, 9, 2, 16, 7, 4, 17):
+            run(sequence, count)
+            with cache.step([sequence]) as step:
+                step.table("mine")  # from now on only what changes is written
+            cache.reclaim()
+            floor = sequence.committed // page * page
+            needed = {at // page for at in range(sequence.committed) if at >= floor or reach.until(at) >= floor}
+            pages = sequence.pages("mine")
+            assert {at for at, slot in enumerate(pages) if slot >= 0} == needed
+            with cache.step([sequence]) as step:
+                assert step.table("mine").tolist() == [pages]
+        sequence.abort()
     settle(cache)
 
 
