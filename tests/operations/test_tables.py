@@ -86,6 +86,22 @@ def test_a_step_writes_only_those_entries_of_a_table_that_are_new(monkeypatch: p
     settle(cache)
 
 
+def test_a_table_has_room_for_eight_pages_at_first_and_then_for_twice_as_many_each_time() -> None:
+    """So what grows page by page seldom needs another one, which is written whole."""
+    cache = cache_of(part("path", Path()), tokens=256)
+    widths = []
+    with cache.open(range(256)) as sequence:
+        for _ in range(64):
+            sequence.grow(4)
+            with cache.step([sequence]) as step:
+                step.run_ops()
+                step.table("path")
+            widths.append(page_table_tensors(cache)["path"][0].shape[1])
+        sequence.abort()
+    assert [widths.count(width) for width in (8, 16, 32, 64)] == [8, 8, 16, 32]
+    settle(cache)
+
+
 def test_a_table_that_was_outgrown_is_kept_while_a_step_may_read_it() -> None:
     cache = cache_of(part("path", Path()))
     sim = Simulation("a")
