@@ -38,7 +38,8 @@ def test_without_events_for_an_hour_the_router_goes_by_what_it_sent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FLEET_EVENTS", "late")
-    with OneServer() as one_server, running_fleet(tmp_path, **TABLES) as fleet:
+    tables = {**TABLES, "server": {**TABLES["server"], "memory": "96MiB"}}  # for all of them at one replica
+    with OneServer() as one_server, running_fleet(tmp_path, **tables) as fleet:
         both = fleet.wait(2)
         prompts = [text(f"late {number}", 900) for number in range(6)]
         firsts = [fleet.ask(prompt) for prompt in prompts]
