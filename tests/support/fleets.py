@@ -20,6 +20,7 @@ import torch
 
 from prefixloom import compose
 from prefixloom_engine import Engine, ThreeWay
+from prefixloom_engine.server.insight import FRESH_SECONDS
 from prefixloom_engine.threeway.text import ByteTokenizer, text_sizes
 
 SERVER = {"memory": "32MiB", "max-running": 4, "max-queue": 4, "dtype": "float64", "threads": 1, "chunk": 128}
@@ -65,6 +66,12 @@ class RunningFleet:
     def replicas(self) -> dict[str, dict[str, Any]]:
         """By name, what the fleet tells of each replica."""
         return {each["name"]: each for each in self.http.get("/fleet").json()["replicas"]}
+
+    def figures(self, name: str) -> dict[str, float]:
+        """By replica, a figure of ``/metrics`` that has no other labels, as it is now."""
+        time.sleep(1.2 * FRESH_SECONDS)
+        lines = [line for line in self.http.get("/metrics").text.splitlines() if line.startswith(f'{name}{{replica="')]
+        return {line.split('"')[1]: float(line.rpartition(" ")[2]) for line in lines}
 
     def wait(
         self, count: int, besides: set[str] | frozenset[str] = frozenset(), seconds: float = 120
