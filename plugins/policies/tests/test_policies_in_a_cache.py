@@ -188,6 +188,34 @@ def test_rates_are_those_of_the_visits() -> None:
     assert index[at + 2] < index[at] / 5
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_visits_that_are_over_count_the_same_however_wide_slices_of_time_became(seed: int) -> None:
+    """Slices become wider, or the oldest two one, while visits go on. Each of these is in one until it is over."""
+    chance = random.Random(seed)
+    far, near = Ages(2, first=4), Ages(2, first=4)
+    open_: list[tuple[Visit, Visit]] = []
+    for _ in range(3000):
+        far.now = near.now = far.now + chance.randrange(20)
+        if not chance.randrange(100):
+            far.horizon = chance.choice([0, 10_000, 1 << 20])
+        kind = chance.randrange(2)
+        open_.append((Visit(kind, far.now, 1), Visit(kind, far.now, 1)))
+        far.begin(open_[-1][0])
+        near.begin(open_[-1][1])
+        for one, other in chance.sample(open_, min(len(open_), 2)):
+            if chance.randrange(3):
+                far.change(one, kind)
+                near.change(other, kind)
+            else:
+                open_.remove((one, other))
+                far.end(one, used := bool(chance.randrange(2)))
+                near.end(other, used)
+    for one, other in open_:
+        far.end(one, False)
+        near.end(other, False)
+    assert far.rates() == near.rates()
+
+
 def test_it_is_learned_that_a_first_turn_is_used_again_and_a_second_is_not() -> None:
     """Each conversation has two turns, and 20 others begin between them, whose first turns fill the pool."""
     prompts = []
