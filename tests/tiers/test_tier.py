@@ -7,8 +7,20 @@ from typing import Any
 import attrs
 import pytest
 
-from prefixloom import CapacityError, CompositionError, Path, Point, ProtocolError, TierManifest, Window, compose
+from prefixloom import (
+    CapacityError,
+    CompositionError,
+    EvictionPolicy,
+    Path,
+    Point,
+    ProtocolError,
+    TierManifest,
+    Window,
+    compose,
+)
 from prefixloom.contract.manifest import LAYOUTS
+from prefixloom.contract.queues import ListQueue
+from prefixloom.testing.inside.backdoor import tier_lane
 from prefixloom_hicache import HostTier
 from tests.support.helpers import every_reach, part, settle
 from tests.support.sampling import sampled, slow
@@ -126,6 +138,30 @@ def test_of_a_path_the_leaves_go_first_below_as_well() -> None:
     assert max(restorable(cache, [200] * 24)) == 24
     tier = cache.stats().tier
     assert tier.evicted > 0 and tier.dropped == 0, "one leaf after the other goes for it"  # type: ignore[union-attr]
+
+
+def test_what_comes_first_below_has_nothing_below_it_but_what_goes() -> None:
+    """A policy is told by ``add_first`` that a cell should be evicted next."""
+    made: list[ListQueue] = []
+    first: list[int] = []  # by call: how many cells lie below the one that comes first
+
+    class Told(ListQueue):
+        def __init__(self) -> None:
+            super().__init__()
+            made.append(self)
+
+        def add_first(self, cell: Any) -> None:
+            super().add_first(cell)
+            if self is made[-1]:
+                first.append(sum(kid.cells[index] is not None for kid in cell.node.children))
+
+    cache = tiered(part("path", Path()), tokens=96, host=160, policy=EvictionPolicy("told", make=Told))
+    index = tier_lane(cache, "path").index
+    requests = Requests("first below")
+    for _ in range(120):
+        serve(cache, requests.next())
+    assert len(first) > 20
+    assert set(first) <= {0, 1}
 
 
 def test_for_what_does_not_fit_below_nothing_goes() -> None:
