@@ -6,6 +6,7 @@ import importlib.util
 import random
 import sys
 from collections.abc import Callable, Sequence
+from math import prod
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -72,12 +73,14 @@ def naive(tensors: Sequence[Tensor], src: Sequence[int], dst: Sequence[int]) -> 
 
 
 def some_tensors(choice: random.Random, capacity: int) -> list[Tensor]:
-    """One to four buffers, two of them of one shape more often than not."""
+    """One to four buffers, two of them of one shape more often than not, each at any place of its memory."""
     made = []
     for _ in range(choice.randrange(1, 4)):
         shape = (choice.randrange(1, 4), capacity, *choice.choice(SHAPES))
         dtype = choice.choice(DTYPES)
-        made += [noise(shape, dtype, choice.randrange(1 << 30)) for _ in range(choice.choice((1, 2)))]
+        for _ in range(choice.choice((1, 2))):
+            at = choice.randrange(9)
+            made.append(noise((at + prod(shape),), dtype, choice.randrange(1 << 30))[at:].view(shape))
     return made
 
 
