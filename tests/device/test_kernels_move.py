@@ -6,6 +6,7 @@ import random
 import sys
 from collections.abc import Callable, Sequence
 from itertools import cycle
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -124,14 +125,17 @@ move_of_the_core, run_of_the_core = move_slots, Move.run
 
 
 def page_first(capacity: int, layers: int, shape: Sequence[int], dtype: torch.dtype, seed: int) -> Tensor:
-    """All layers of a slot together, and behind them (sometimes) the room of another buffer's."""
-    behind = seed % 3
-    whole = noise((capacity, layers + behind, *shape), dtype, seed)
-    return whole[:, :layers].transpose(0, 1)
+    """All layers of a slot together, and before and behind them (sometimes) the room of another buffer's."""
+    before, behind = seed % 2, seed % 3
+    whole = noise((capacity, before + layers + behind, *shape), dtype, seed)
+    return whole[:, before : before + layers].transpose(0, 1)
 
 
 def some_pairs(choice: random.Random, capacities: tuple[int, int]) -> tuple[list[Tensor], list[Tensor]]:
-    """One to four buffers; either side may be page-first, and two of one shape are there more often than not."""
+    """One to four buffers, at any place of their memory; two of one shape are there more often than not.
+
+    Either side may be page-first.
+    """
     sides: tuple[list[Tensor], list[Tensor]] = ([], [])
     for _ in range(choice.randrange(1, 4)):
         layers, shape, dtype = choice.randrange(1, 4), choice.choice(SHAPES), choice.choice(DTYPES)
@@ -139,8 +143,11 @@ def some_pairs(choice: random.Random, capacities: tuple[int, int]) -> tuple[list
         for _ in range(choice.choice((1, 2))):
             for side, capacity, paged in zip(sides, capacities, kinds, strict=True):
                 seed = choice.randrange(1 << 30)
-                made = page_first(capacity, layers, shape, dtype, seed) if paged else None
-                side.append(noise((layers, capacity, *shape), dtype, seed) if made is None else made)
+                if paged:
+                    side.append(page_first(capacity, layers, shape, dtype, seed))
+                    continue
+                whole, at = (layers, capacity, *shape), seed % 9
+                side.append(noise((at + prod(whole),), dtype, seed)[at:].view(whole))
     return sides
 
 
