@@ -73,6 +73,16 @@ def test_the_least_of_each_value_and_a_difference_by_name() -> None:
         check_same([{"a": "1"}, {"a": "1", "b": "2"}])
 
 
+@pytest.mark.parametrize("first", range(0, 60, 20))
+def test_of_several_differences_all_ranks_name_the_first_by_name(first: int) -> None:
+    names = [f"{number:02}" for number in range(60)]
+    values = dict.fromkeys(reversed(names), "1")
+    with pytest.raises(RankError, match=f"^{first:02} is '1' on rank 0 and '2' on rank 2"):
+        check_same([values, values, {**values, **dict.fromkeys(names[first:], "2")}])
+    with pytest.raises(RankError, match=f"only one of them has {', '.join(names[first:])}"):
+        least([dict.fromkeys(names[:first], 1), dict.fromkeys(reversed(names), 1)])
+
+
 def test_one_rank_agrees_with_itself() -> None:
     local = LocalConsensus()
     assert local.agree({2: 3, 1: 0}) == {1: 0, 2: 3}
