@@ -50,6 +50,15 @@ def fleet_on(cluster: str, folder: Path, **tables: Any) -> Iterator[RunningFleet
         subprocess.run([*FLEET, "stop", str(path)], check=True, capture_output=True, timeout=120)
 
 
+def refused(cluster: str, folder: Path, port: int) -> str:
+    """What is said of a second fleet in this cluster."""
+    path = folder / "other.toml"
+    path.write_text(toml_of({"fleet": {"name": "other"}, "front": {"port": port}, "ray": {"address": cluster}}))
+    done = subprocess.run([*FLEET, "deploy", str(path)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    return done.stderr
+
+
 def test_events_come_from_both_machines(cluster: str, tmp_path: Path) -> None:
     """A second turn goes to where the first one was computed, on whichever machine that is."""
     with fleet_on(cluster, tmp_path, fleet={"replicas": 2}) as fleet, OneServer() as one_server:
@@ -63,10 +72,10 @@ def test_events_come_from_both_machines(cluster: str, tmp_path: Path) -> None:
             assert told_by(second) == told_by(first) and cached(second) >= 800
             homes.add(told_by(first))
         assert len(homes) == 2
-        other = tmp_path / "other.toml"
-        other.write_text(toml_of({"front": {"port": free_port()}, "ray": {"address": cluster}}))
-        refused = subprocess.run([*FLEET, "deploy", str(other)], capture_output=True, text=True, timeout=120)
-        assert refused.returncode != 0 and f"takes requests at {fleet.root[7:]}: say so in [front]" in refused.stderr
+        port = int(fleet.root.rpartition(":")[2])
+        assert f"takes requests at {fleet.root[7:]}: say so in [front]" in refused(cluster, tmp_path, free_port())
+        assert "the application 'prefixloom' takes the requests in this cluster" in refused(cluster, tmp_path, port)
+        assert said(fleet.ask(text("still there"))) == one_server(text("still there"))
 
 
 def test_a_prompt_is_computed_on_one_machine_and_answered_on_the_other(cluster: str, tmp_path: Path) -> None:

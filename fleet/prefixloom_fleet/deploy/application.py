@@ -152,15 +152,24 @@ def deploy(config: FleetConfig, revision: str = "1") -> str:
 
 
 def start_http(config: FleetConfig, logging_config: LoggingConfig) -> None:
-    """Have Serve take requests at the address of the fleet. ``CompositionError``: it takes them at another one."""
+    """Have Serve take requests at the address of the fleet. ``CompositionError``: it takes them at another address, or
+    for another application, from which Serve would take them away without a word.
+    """
     options = HTTPOptions(host=config.host, port=config.port, request_timeout_s=None)
     serve.start(http_options=options, logging_config=logging_config)
-    running = _get_global_client().http_config
+    client = _get_global_client()
+    running = client.http_config
     if (running.host, running.port) != (config.host, config.port):
         raise CompositionError(
             f"Ray Serve runs in this cluster already and takes requests at {running.host}:{running.port}: say so in "
             "[front], or end it with `serve shutdown`"
         )
+    for name, each in client.get_serve_details()["applications"].items():
+        if name != config.name and each["route_prefix"] == "/":
+            raise CompositionError(
+                f"the application {name!r} takes the requests in this cluster: end it, or give this fleet its name or "
+                "another cluster"
+            )
 
 
 def why(config: FleetConfig) -> str:
