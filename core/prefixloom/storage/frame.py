@@ -73,9 +73,13 @@ class RecordHeader:
     component: str
     layout: str
 
+    def is_of(self, key: Key) -> bool:
+        """Whether this is the header of the record of ``key``."""
+        return self.kind == "record" and self.fingerprint + self.content == key.address
+
     def record(self, key: Key, payload: Any) -> Record | Flaw:
         """Return the record, if this is the header of ``key`` and the payload is what was written."""
-        if self.kind != "record" or self.fingerprint + self.content != key.address:
+        if not self.is_of(key):
             return Flaw("corrupt", "the header belongs to another record")
         if self.deleted:
             return Flaw("corrupt", "the record was deleted")

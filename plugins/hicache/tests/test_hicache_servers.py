@@ -244,7 +244,8 @@ def test_a_value_of_any_length_is_read_no_further_than_the_buffer(case: Any) -> 
 
 
 @pytest.mark.parametrize("then", ["it is gone", "it was written again"])
-def test_a_value_that_is_replaced_while_it_is_read_is_no_damage(then: str) -> None:
+@pytest.mark.parametrize("into", [None, [bytearray(3000)]], ids=["", "into a buffer that is too small for the other"])
+def test_a_value_that_is_replaced_while_it_is_read_is_no_damage(then: str, into: Any) -> None:
     """A server may give the memory of a removed value to another one, while a client still reads from there."""
     store: Any = REDIS.open(0)
     store.put(RECORDS[:2])
@@ -257,7 +258,7 @@ def test_a_value_that_is_replaced_while_it_is_read_is_no_damage(then: str) -> No
         return read([other] * len(names), most)
 
     store.values.read = reading
-    (found,) = store.get(KEYS[:1])
+    (found,) = store.get(KEYS[:1], into)
     assert found == RECORDS[0] if then == "it was written again" else found.reason == "absent"
     assert store.get(KEYS[1:2]) == (RECORDS[1],)
     store.close()

@@ -121,7 +121,7 @@ class ServerStore:
         header = decode_header(value)
         if isinstance(header, Flaw):
             return Miss(key, header.reason, header.detail)
-        if target is not None and header.size > len(target):
+        if target is not None and header.is_of(key) and header.size > len(target):
             return Miss(key, "size", f"the record has {header.size} bytes, the buffer {len(target)}")
         payload = value[HEADER_BYTES:]
         if target is not None:
