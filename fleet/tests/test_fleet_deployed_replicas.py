@@ -117,6 +117,7 @@ def test_who_waits_knows_what_each_replica_has_cached_before(monkeypatch: pytest
         assert one.resumable(asked(range(200))) == 96
         monkeypatch.setattr(FollowedEvents, "doubt", "its events were not heard yet")
         assert not await replicas.heard(0.1)
+        one.close()
 
     try:
         asyncio.run(run())

@@ -40,13 +40,14 @@ def fleet_on(cluster: str, folder: Path, **tables: Any) -> Iterator[RunningFleet
     tables = {"server": SERVER, **tables, "front": {"port": port}, "ray": {"address": cluster}}
     path.write_text(toml_of(tables))
     deploy = subprocess.Popen([*FLEET, "deploy", str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    said, errors = deploy.communicate(timeout=240)
-    assert deploy.returncode == 0, said + errors
-    fleet = RunningFleet(f"http://127.0.0.1:{port}", path, deploy)
     try:
+        said, errors = deploy.communicate(timeout=240)
+        assert deploy.returncode == 0, said + errors
+        fleet = RunningFleet(f"http://127.0.0.1:{port}", path, deploy)
         with fleet.http:
             yield fleet
     finally:
+        deploy.kill()
         subprocess.run([*FLEET, "stop", str(path)], check=True, capture_output=True, timeout=120)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
 import threading
@@ -45,8 +46,9 @@ def test_the_store_warms_a_replica_that_joins_and_may_go(tmp_path: Path) -> None
             asking = threading.Thread(target=lambda: answers.append(fleet.ask("a long answer", max_tokens=150)))
             asking.start()
             time.sleep(0.7)
-            command = [sys.executable, "-m", "prefixloom", "fleet", "stop", str(fleet.path), "--address", fleet.ray]
-            stopped = subprocess.run(command, capture_output=True, text=True, timeout=120)
+            command = [sys.executable, "-m", "prefixloom", "fleet", "stop", str(fleet.path)]
+            elsewhere = {**os.environ, "RAY_ADDRESS": "127.0.0.9:1"}  # of a cluster that others have
+            stopped = subprocess.run(command, capture_output=True, text=True, timeout=120, env=elsewhere)
             assert stopped.returncode == 0, stopped.stderr
             asking.join()
             assert said(answers[0]) == alone("a long answer", 150), "what ran when the fleet was stopped is answered"

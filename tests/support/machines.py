@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from unittest.mock import patch
 
 from .fleets import READY_SECONDS, descendants, free_port
 
@@ -28,15 +30,14 @@ AGAIN = "---- another machine\n"
 def can_make_machines() -> bool:
     if sys.platform != "linux" or not all(map(shutil.which, ("ip", "unshare", "nsenter"))):
         return False
-    with suppress(OSError):
-        return subprocess.run(["unshare", "--net", "true"], capture_output=True).returncode == 0
-    return False
+    cable = ["ip", "link", "add", "one", "type", "veth", "peer", "name", "two"]
+    return subprocess.run(["unshare", "--net", *cable], capture_output=True).returncode == 0
 
 
 @contextmanager
 def second_machine() -> Iterator[list[str]]:
     """Yields what a command begins with that runs on the second machine. It ends with the block."""
-    holder = subprocess.Popen(["unshare", "--net", "sleep", "infinity"])
+    holder = subprocess.Popen(["unshare", "--net", "cat"], stdin=subprocess.PIPE)  # it ends with this process
     there = ["nsenter", "--target", str(holder.pid), "--net"]
     cable = f"machine{holder.pid}"
     own = os.readlink("/proc/self/ns/net")
@@ -55,20 +56,23 @@ def second_machine() -> Iterator[list[str]]:
         yield there
     finally:
         holder.kill()
-        holder.wait()
+        holder.communicate()
         subprocess.run(["ip", "link", "delete", cable], stderr=subprocess.DEVNULL)
 
 
 @contextmanager
 def ray_on_two_machines(folder: Path, cpus: int) -> Iterator[str]:
-    """A Ray cluster with so many CPUs on this machine and as many on a second one. Yields its address."""
+    """A Ray cluster with so many CPUs on this machine and as many on a second one. Yields its address.
+
+    Meanwhile the environment has the token by which processes join it.
+    """
     port = free_port()
     ray = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", f"--num-cpus={cpus}"]
     quiet = {"OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
     started: list[subprocess.Popen[str]] = []
 
-    def start(*command: str, **more: str) -> None:
-        variables = {**os.environ, **quiet, **more}
+    def start(*command: str) -> None:
+        variables = {**os.environ, **quiet}
         started.append(
             subprocess.Popen(command, stdout=log, stderr=log, text=True, env=variables, start_new_session=True)
         )
@@ -80,13 +84,15 @@ def ray_on_two_machines(folder: Path, cpus: int) -> Iterator[str]:
 
     path, until = folder / "ray.log", time.monotonic() + READY_SECONDS
     # of a short path, since sockets lie in it
-    with second_machine() as there, path.open("a") as log, TemporaryDirectory(prefix="ray", dir="/tmp") as where:
+    short = TemporaryDirectory(prefix="ray", dir="/tmp", ignore_cleanup_errors=True)
+    token = folder / "token"
+    token.write_text(secrets.token_hex(32))
+    secret = patch.dict(os.environ, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)})
+    with second_machine() as there, path.open("a") as log, short as where, secret:
         try:
             head = [*ray, "--head", f"--node-ip-address={OWN}", f"--port={port}", "--include-dashboard=false"]
             start(*head, f"--temp-dir={where}")  # Ray writes there which cluster is the last one that began
-            # the head has made a token, which whoever joins must have
-            join = [*there, *ray, f"--address={OWN}:{port}", f"--node-ip-address={OTHER}"]
-            start(*join, RAY_AUTH_MODE="token")
+            start(*there, *ray, f"--address={OWN}:{port}", f"--node-ip-address={OTHER}")
             yield f"{OWN}:{port}"
         finally:
             known = {pid for each in started for pid in descendants(each.pid)}

@@ -10,7 +10,8 @@ of the API.
 ``calls``             what goes from the front to a replica and back
 ``replica``           one server in a process of its own
 ``router``            a request router of Ray Serve that asks a routing policy
-``prefill``           the replicas that compute prompts for others, and which one computes one
+``deployed_replicas`` the replicas of one deployment, as one process knows them
+``prefill``           which replica computes a prompt for another one
 ``front``             takes requests, and asks again where a replica has died
 ``figures``           the metrics of all replicas as one text
 ``application``       from a file to a running application

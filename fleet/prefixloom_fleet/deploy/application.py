@@ -30,8 +30,8 @@ os.environ.setdefault("RAY_worker_niceness", "0")
 try:
     import ray
     from ray import serve
-    from ray._private.services import canonicalize_bootstrap_address
-    from ray.serve.config import AutoscalingConfig, HTTPOptions, RequestRouterConfig
+    from ray._private.services import canonicalize_bootstrap_address, find_gcs_addresses
+    from ray.serve.config import AutoscalingConfig, HTTPOptions, ProxyLocation, RequestRouterConfig
     from ray.serve.context import _get_global_client
     from ray.serve.schema import LoggingConfig
 except ModuleNotFoundError as error:
@@ -68,6 +68,8 @@ def start_ray(config: FleetConfig) -> None:
 
 def reached(address: str) -> str:
     """The address of a cluster whose head answers. ``NotRunning``: none does, for which Ray would wait many minutes."""
+    if address == "local" or "://" in address:
+        raise NotRunning(f"the address of a Ray cluster is HOST:PORT or auto, got {address!r}")
     try:
         found = str(canonicalize_bootstrap_address(address))
         host, _, port = found.rpartition(":")
@@ -76,6 +78,20 @@ def reached(address: str) -> str:
         where = "on this machine" if address == "auto" else f"at {address}"
         raise NotRunning(f"no Ray cluster answers {where}: {str(error).strip().splitlines()[0]}") from error
     return found
+
+
+def own_cluster() -> str:
+    """The address of the cluster that a fleet on this machine has begun for itself, and not of one that others began.
+
+    ``NotRunning``: there is none, or there are several.
+    """
+    found = sorted(find_gcs_addresses())
+    if sys.platform == "linux":
+        found = [each for each in found if each.rpartition(":")[0] == LOOPBACK]
+    if len(found) != 1:
+        told = f"there are several ({', '.join(found)}): say by --address which one" if found else "there is none"
+        raise NotRunning(f"no fleet is known that runs on this machine in a cluster of its own: {told}")
+    return str(found[0])
 
 
 def deploy(config: FleetConfig, revision: str = "1") -> str:
@@ -156,7 +172,7 @@ def start_http(config: FleetConfig, logging_config: LoggingConfig) -> None:
     for another application, from which Serve would take them away without a word.
     """
     options = HTTPOptions(host=config.host, port=config.port, request_timeout_s=None)
-    serve.start(http_options=options, logging_config=logging_config)
+    serve.start(ProxyLocation.HeadOnly, http_options=options, logging_config=logging_config)
     client = _get_global_client()
     running = client.http_config
     if (running.host, running.port) != (config.host, config.port):
@@ -185,11 +201,11 @@ class NotRunning(PrefixloomError):
 
 @contextlib.contextmanager
 def joined(config: FleetConfig, address: str) -> Iterator[None]:
-    """Join the cluster in which the fleet runs: at ``address``, at the one of its file, or the one of this machine.
+    """Join the cluster in which the fleet runs: at ``address``, at the one of its file, or the fleet's own one here.
 
     ``NotRunning``: it does not run there.
     """
-    there = attrs.evolve(config, address=address or config.address or "auto")
+    there = attrs.evolve(config, address=address or config.address or own_cluster())
     start_ray(there)
     try:
         if not is_running(config):
@@ -222,7 +238,7 @@ def stop(config: FleetConfig) -> None:
 def end_ray(config: FleetConfig) -> None:
     """Leave the cluster. One of our own ends, with Serve."""
     with contextlib.suppress(Exception):
-        if not config.address:
+        if not config.address and ray.is_initialized():  # else Ray would look for a cluster, and end Serve there
             serve.shutdown()
     ray.shutdown()
 

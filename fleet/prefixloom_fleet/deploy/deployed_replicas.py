@@ -4,14 +4,14 @@ A front has to know them before it takes its first request. Else it sends that r
 prompts are computed apart, a front asks which replica is to compute one, and a replica that decodes asks where those
 are.
 
-All learn it from Ray, which says who comes and goes. So nobody asks a replica that hangs. Ray starts to tell a process
-when its router was asked for the first time.
+All learn it from Ray, which says who comes and goes. So a replica that hangs keeps nobody waiting for long. Ray starts
+to tell a process when its router was asked for the first time.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import logging
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -24,10 +24,11 @@ from ..knowledge.replicas import TrackedReplica, TrackedReplicas
 from ..routing.contract import RoutingRequest
 from .calls import RoutedCall
 
-LEARN_SECONDS = 5.0
+log = logging.getLogger("prefixloom.fleet")
+LEARN_SECONDS = 1.0
 """How long Ray may take to name the replicas, before it is asked again."""
 POLL_SECONDS = 0.02
-"""How often ``heard`` looks."""
+"""How often it is looked for what has not come."""
 
 
 class DeployedReplicas:
@@ -57,6 +58,12 @@ class DeployedReplicas:
         """Ask until the router of this process knows of replicas. From then on Ray keeps it up to date."""
         while self._known is None:
             call = RoutedCall(RoutingRequest((), 0), looks=True, follow=self._follow)
-            with contextlib.suppress(RayError, RayServeException, TimeoutError):
+            try:
                 await asyncio.wait_for(self._handle.options(method_name="introduce").remote(call), LEARN_SECONDS)
+            except (RayError, RayServeException, TimeoutError):
+                pass
+            except Exception:
+                log.exception("the replicas cannot be asked for")
             self._known = call.known
+            if self._known is None:  # Ray may refuse at once, as long as all queues are full or no replica has started
+                await asyncio.sleep(POLL_SECONDS)
