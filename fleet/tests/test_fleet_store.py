@@ -50,6 +50,7 @@ def test_the_store_warms_a_replica_that_joins_and_may_go(tmp_path: Path) -> None
             elsewhere = {**os.environ, "RAY_ADDRESS": "127.0.0.9:1"}  # of a cluster that others have
             stopped = subprocess.run(command, capture_output=True, text=True, timeout=120, env=elsewhere)
             assert stopped.returncode == 0, stopped.stderr
+            assert fleet.process.wait(60) == 0
             asking.join()
             assert said(answers[0]) == alone("a long answer", 150), "what ran when the fleet was stopped is answered"
     finally:

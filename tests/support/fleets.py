@@ -123,7 +123,7 @@ def running_fleet(
         known |= descendants(process.pid)
         process.send_signal(signal.SIGTERM)
         code = process.wait(90)
-        assert code == 0, Path(log.name).read_text()[-3000:]
+        assert code == 0, f"{code}: {Path(log.name).read_text()[-3000:]}"
         until = time.monotonic() + 20
         while (left := {pid for pid in known if Path(f"/proc/{pid}").exists()}) and time.monotonic() < until:
             time.sleep(0.2)

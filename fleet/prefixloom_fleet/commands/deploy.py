@@ -42,6 +42,8 @@ def run(args: argparse.Namespace) -> int:
         print(f"  its Ray cluster is at {application.cluster_address()}", flush=True)
         while not ending.wait(LOOK_SECONDS) and application.is_running(config):
             pass
+        if not ending.is_set():  # `fleet stop` still looks whether all has ended
+            ending.wait(LOOK_SECONDS)
         application.stop(config)
         return 0
     finally:

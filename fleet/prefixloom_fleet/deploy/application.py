@@ -31,6 +31,7 @@ try:
     import ray
     from ray import serve
     from ray._private.services import canonicalize_bootstrap_address, find_gcs_addresses
+    from ray.exceptions import RayActorError
     from ray.serve.config import AutoscalingConfig, HTTPOptions, ProxyLocation, RequestRouterConfig
     from ray.serve.context import _get_global_client
     from ray.serve.schema import LoggingConfig
@@ -230,7 +231,8 @@ def stop(config: FleetConfig) -> None:
 
     Serve ends too, if nothing else runs on it in a cluster that others started. Else it would keep its address.
     """
-    serve.delete(config.name)
+    with contextlib.suppress(RayActorError):  # who deployed it has ended the cluster meanwhile
+        serve.delete(config.name)
     if config.address and not serve.status().applications:
         serve.shutdown()
 
