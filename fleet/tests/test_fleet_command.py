@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,19 @@ def test_where_no_cluster_answers_it_is_said_at_once(
     file.write_text(f'[ray]\naddress = "{address}"')
     assert main(["fleet", command, str(file)]) == 2
     assert f"no Ray cluster answers at {address}: " in capsys.readouterr().err
+
+
+def test_a_port_that_another_fleet_has_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Ray's servers would share it, and requests would go to either fleet."""
+    pytest.importorskip("ray.serve", reason="the extra 'ray' is not installed")
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        file = tmp_path / "fleet.toml"
+        file.write_text(f"[front]\nport = {other.getsockname()[1]}")
+        assert main(["fleet", "deploy", str(file)]) == 2
+    assert "the fleet cannot take requests at 127.0.0.1:" in capsys.readouterr().err
 
 
 def test_an_unknown_sub_command_and_an_unknown_option_show_the_usage(capsys: pytest.CaptureFixture[str]) -> None:

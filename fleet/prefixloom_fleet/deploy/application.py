@@ -59,12 +59,27 @@ def start_ray(config: FleetConfig) -> None:
     if config.address:
         ray.init(address=reached(config.address), log_to_driver=False, logging_level="warning")
         return
+    check_free(config)
     wanted = int((config.most + config.prefill) * config.cpus) + 4
     ray.init(
         address="local",  # without it Ray would join a cluster that it finds on this machine, or remembers
         num_cpus=max(wanted, os.cpu_count() or 1), include_dashboard=False, log_to_driver=False,
         logging_level="warning", _node_ip_address=LOOPBACK,
     )  # fmt: skip
+
+
+def check_free(config: FleetConfig) -> None:
+    """Raise CompositionError if somebody listens where requests are to come in. Ray would share the port with them, so
+    that requests went to either.
+    """
+    with socket.socket(socket.AF_INET6 if ":" in config.host else socket.AF_INET) as tried:
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            tried.bind((config.host, config.port))
+        except OSError as error:
+            raise CompositionError(
+                f"the fleet cannot take requests at {config.host}:{config.port} ([front] host, port): {error}"
+            ) from error
 
 
 def reached(address: str) -> str:
