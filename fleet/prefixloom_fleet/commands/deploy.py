@@ -42,8 +42,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"  its Ray cluster is at {application.cluster_address()}", flush=True)
         while not ending.wait(LOOK_SECONDS) and application.is_running(config):
             pass
-        if not ending.is_set():  # `fleet stop` still looks whether all has ended
-            ending.wait(LOOK_SECONDS)
+        ending.wait(LOOK_SECONDS)  # `fleet stop` still looks whether all has ended
         application.stop(config)
         return 0
     finally:

@@ -14,9 +14,13 @@ from ..routing.contract import RoutingRequest
 from .deployed_replicas import DeployedReplicas
 
 
+def ready(replicas: Sequence[TrackedReplica]) -> list[TrackedReplica]:
+    """Those that have said where they can be asked to compute prompts."""
+    return [each for each in replicas if each.metadata.get("prefill")]
+
+
 def addresses(replicas: Sequence[TrackedReplica]) -> list[str]:
-    """Where those can be asked that compute prompts."""
-    return sorted(each.metadata["prefill"] for each in replicas if each.metadata.get("prefill"))
+    return sorted(each.metadata["prefill"] for each in ready(replicas))
 
 
 class PrefillRouter:
@@ -29,7 +33,7 @@ class PrefillRouter:
     @contextlib.contextmanager
     def chosen(self, request: RoutingRequest) -> Iterator[str]:
         """The address of who is to compute the prompt, where it counts as long as the block runs; "": nobody is."""
-        replicas = [each for each in self.replicas.known() if each.metadata.get("prefill")] if request.count else []
+        replicas = ready(self.replicas.known()) if request.count else []
         ordered = self._policy.order(request, replicas) if replicas else []
         if not ordered:
             yield ""
