@@ -41,6 +41,7 @@ from .contract.values import (
     TransferPlan,
     WalkView,
 )
+from .device.kernels_move import move_slots
 from .device.streams import Stamp, Stream, ThreadStream, stream_for
 from .device.timeline import Activity, Timeline
 from .errors import (
@@ -142,6 +143,7 @@ __all__ = [
     "exact_key",
     "hookimpl",
     "make_component",
+    "move_slots",
     "open_store",
     "parse_memory",
     "stream_for",

@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 ARMED, HELD = "armed", "held"
 HOLD = 3.0
@@ -20,16 +20,16 @@ def register() -> None:
     from prefixloom_vllm import worker
 
     folder = Path(os.environ["HOLD_LOADS"])
-    runs_of = worker.runs_of
+    move_slots = worker.move_slots
     armed = 0  # calls since then: one for each group of a load
 
-    def held(blocks: Sequence[int], slots: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    def held(*moved: Any) -> None:
         nonlocal armed
         if threading.current_thread().name == "prefixloom loads" and (folder / ARMED).exists():
             armed += 1
             if armed == 2:
                 (folder / ARMED).rename(folder / HELD)
                 time.sleep(HOLD)
-        return runs_of(blocks, slots)
+        move_slots(*moved)
 
-    worker.runs_of = held
+    worker.move_slots = held  # type: ignore[assignment]

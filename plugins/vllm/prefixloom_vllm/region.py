@@ -65,6 +65,7 @@ class Region:
                     f"another engine on this machine has the engine_id {engine!r}: give each its own, or none"
                 )
             self._table[mine] = 1
+            self._locked = 0
         except BaseException:
             os.close(self._file)
             raise
@@ -95,6 +96,19 @@ class Region:
                     mine.setdefault(f"rank{rank}_{size}", []).append(layer if group.is_state else layer[:, None])
         return found
 
+    def page_lock(self) -> None:
+        """Lock this rank's slots in the host's memory, so that a CUDA device can copy from and to them by itself."""
+        assert self._bytes is not None and self.rank is not None
+        start, size = self._begins[self.rank], self._begins[self.rank + 1] - self._begins[self.rank]
+        address = self._bytes.data_ptr() + start
+        error = int(torch.cuda.cudart().cudaHostRegister(address, size, 0))  # type: ignore[no-untyped-call]
+        if error:
+            raise CompositionError(
+                f"{size / 2**30:.2f} GiB of the host's memory cannot be page-locked (CUDA error {error}): give the "
+                f"connector less memory"
+            )
+        self._locked = address
+
     # ------------------------------------------------------------ copies that are over
     def finish(self, number: int, ok: bool) -> None:
         """A worker says that its copy is over. What the copy wrote is in memory by now."""
@@ -122,6 +136,8 @@ class Region:
         if self._bytes is None:
             return
         self.path.unlink(missing_ok=True)
+        if self._locked:
+            torch.cuda.cudart().cudaHostUnregister(self._locked)  # type: ignore[no-untyped-call]
         self._bytes = None
         self._table.release()
         with contextlib.suppress(BufferError):

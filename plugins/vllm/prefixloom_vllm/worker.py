@@ -1,8 +1,9 @@
 """The worker's side: the copies between vLLM's memory and the shared region.
 
 Copies run beside the model: in a thread, and on a CUDA device on a stream of its own as well, which begins behind what
-the layers have enqueued. Loads and stores have a thread each, so that a load does not wait for what is being stored.
-A thread says in the region's table that a copy is over once its bytes are there.
+the layers have enqueued. There the region's memory is page-locked, and all layers of a group are copied at once. Loads
+and stores have a thread each, so that a load does not wait for what is being stored. A thread says in the region's
+table that a copy is over once its bytes are there.
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from queue import SimpleQueue
 from typing import Any
 
 import torch
 
-from prefixloom import CompositionError
+from prefixloom import CompositionError, move_slots
 
 from .figures import Figures
 from .groups import Group
@@ -39,7 +40,9 @@ class WorkerSide:
         self.figures = figures
         self.debug = debug
         self.device: dict[int, list[torch.Tensor]] = {}
+        """By group, the memory of each layer, as (1, blocks, bytes)."""
         self.host: dict[int, list[torch.Tensor]] = {}
+        """The same in the region, as (1, slots, bytes)."""
         self._loader: Copier | None = None
         self._storer: Copier | None = None
         self._loads: dict[int, Copy] = {}
@@ -51,11 +54,15 @@ class WorkerSide:
         assert rank is not None
         for group in self.groups.values():
             self.device[group.index] = [
-                blocks_of(name, kv_caches[name], blocks, size)
+                blocks_of(name, kv_caches[name], blocks, size)[None]
                 for name, size in zip(group.layer_names, group.layer_bytes, strict=True)
             ]
-            self.host[group.index] = list(self.region.layers(group.index, rank))
+            self.host[group.index] = [layer[None] for layer in self.region.layers(group.index, rank)]
         device = next(iter(self.device.values()))[0].device
+        if device.type not in ("cpu", "cuda"):
+            raise CompositionError(f"vLLM's memory is on {device}: this connector knows CPUs and CUDA devices")
+        if device.type == "cuda":
+            self.region.page_lock()
         self._loader = Copier("loads", device)
         self._storer = Copier("stores", device)
 
@@ -100,22 +107,19 @@ class WorkerSide:
         """Enqueue one copy, on the stream that is current."""
         begun, size = time.monotonic(), 0
         for index, (blocks, slots) in copy.pairs.items():
-            runs = list(runs_of(blocks, slots))
-            for device, host in zip(self.device[index], self.host[index], strict=True):
-                for block, slot, count in runs:
-                    here, there = host[slot : slot + count], device[block : block + count]
-                    if to_host:
-                        here.copy_(there, non_blocking=True)
-                    else:
-                        there.copy_(here, non_blocking=True)
-                    size += here.numel()
+            device, host = self.device[index], self.host[index]
+            if to_host:
+                move_slots(device, blocks, host, slots)
+            else:
+                move_slots(host, slots, device, blocks)
+            size += len(slots) * sum(self.groups[index].layer_bytes)
         kind = "stored" if to_host else "loaded"
         self.figures.add(**{f"{kind}_bytes": size, f"{kind}_seconds": time.monotonic() - begun})
 
     def _check(self, copy: Copy) -> None:
         """Check that a copy names blocks and slots that exist, each once."""
         for index, (blocks, slots) in copy.pairs.items():
-            most = self.device[index][0].shape[0], self.host[index][0].shape[0]
+            most = self.device[index][0].shape[1], self.host[index][0].shape[1]
             for numbers, end, what in ((blocks, most[0], "blocks"), (slots, most[1], "slots")):
                 if len({*numbers}) != len(numbers) or not all(0 <= number < end for number in numbers):
                     raise AssertionError(f"copy {copy.number} of group {index} has {what} {numbers}, of {end}")
@@ -184,15 +188,6 @@ class Copier:
     def close(self) -> None:
         self._queue.put(None)
         self._thread.join()
-
-
-def runs_of(blocks: Sequence[int], slots: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """(block, slot, count) of neighbours on both sides, which are copied together."""
-    first = 0
-    for at in range(1, len(blocks) + 1):
-        if at == len(blocks) or blocks[at] != blocks[at - 1] + 1 or slots[at] != slots[at - 1] + 1:
-            yield blocks[first], slots[first], at - first
-            first = at
 
 
 def blocks_of(name: str, cache: torch.Tensor, blocks: int, size: int) -> torch.Tensor:
