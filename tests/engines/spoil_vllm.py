@@ -1,8 +1,7 @@
-"""The control for vLLM: zeroes what a hit brought, so the answers must change.
+"""The control for vLLM: zeroes what a hit brought, in each worker, so the answers must change.
 
-Without a connector these are the blocks that vLLM's own cache found: that needs the engine in one process. With one,
-they are the blocks that the connector loaded, in each worker. vLLM runs this in its processes, as a plugin; the
-environment's ``SPOIL`` says which of both.
+Without a connector these are the blocks that vLLM's own cache found, and with one those that the connector loaded. vLLM
+runs this in its processes, as a plugin; the environment's ``SPOIL`` says which of both.
 """
 
 from __future__ import annotations
@@ -16,29 +15,30 @@ def register() -> None:
 
 
 def spoil_own() -> None:
-    """Zero the blocks that vLLM's own cache finds."""
-    from vllm.v1.core.kv_cache_manager import KVCacheManager
+    """Zero the blocks that vLLM's own cache found for a request, when its first step begins."""
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
     memory: list[Any] = []
-    make = GPUModelRunner.initialize_kv_cache_tensors
-    find = KVCacheManager.get_computed_blocks
+    tokens: list[int] = []  # of a block, by group
+    make, run = GPUModelRunner.initialize_kv_cache_tensors, GPUModelRunner.execute_model
 
     def made(self: Any, kv_cache_config: Any, *args: Any, **kwargs: Any) -> Any:
         caches = make(self, kv_cache_config, *args, **kwargs)
         blocks = kv_cache_config.num_blocks
         memory[:] = [cache.view(blocks, -1, *cache.shape[1:]) for cache in caches.values()]
+        tokens[:] = [group.kv_cache_spec.block_size for group in kv_cache_config.kv_cache_groups]
         return caches
 
-    def found(self: Any, request: Any) -> Any:
-        answer = find(self, request)
-        for block in {block.block_id for group in answer[0].blocks for block in group if not block.is_null}:
-            for cache in memory:
-                cache[block].zero_()
-        return answer
+    def begun(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        for request in scheduler_output.scheduled_new_reqs:
+            for size, blocks in zip(tokens, request.block_ids, strict=True):
+                for block in {*blocks[: request.num_computed_tokens // size]} - {0}:  # 0 stands for none
+                    for cache in memory:
+                        cache[block].zero_()
+        return run(self, scheduler_output, *args, **kwargs)
 
     GPUModelRunner.initialize_kv_cache_tensors = made
-    KVCacheManager.get_computed_blocks = found
+    GPUModelRunner.execute_model = begun
 
 
 def spoil_loads() -> None:
@@ -57,7 +57,7 @@ def spoil_loads() -> None:
         for request in answer[0]:
             for index, (blocks, _) in loading.pop(request).pairs.items():
                 for layer in self.device[index]:
-                    layer[blocks] = 0
+                    layer[:, blocks] = 0
         return answer
 
     WorkerSide.load = begun  # type: ignore[method-assign]
