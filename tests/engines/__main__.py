@@ -97,7 +97,7 @@ def restart(bench: Bench, shared: dict[str, Any], label: str) -> bool:
         return False
     first = [each["cached"] for each in again["answers"][:8]]
     print(f"{label}: killed after {half} answers; of the first requests of the next engine {first} tokens were cached")
-    said, wrong = judge({**results, "prefixloom": again})
+    said, wrong = judge({**results, "prefixloom": again}, restarted=True)
     if not first[0]:
         wrong.append("the store had nothing for the first request")
     return tell(said, wrong)

@@ -84,13 +84,15 @@ def cached(answers: Answers) -> int:
     return sum(each["cached"] or 0 for each in answers)
 
 
-def judge(results: Mapping[str, Mapping[str, Any]], behind: float = 0.0) -> tuple[list[str], list[str]]:
+def judge(
+    results: Mapping[str, Mapping[str, Any]], behind: float = 0.0, restarted: bool = False
+) -> tuple[list[str], list[str]]:
     """Return what is to be said of the runs, by mode, and what is wrong.
 
     The modes: those that begin with ``off``, in chunks of other sizes, which together say how far runs without a cache
     are apart; ``own``; ``prefixloom``; those that begin with ``spoiled``, whose answers must differ; and those that
     begin with ``blind``, where requests must get tokens of others, or other drafts. ``behind`` is the part of the own
-    cache's tokens that ours may have less.
+    cache's tokens that ours may have less. ``restarted``: a store has what another engine was sent before.
     """
     said, wrong = [], []
     off = results["off"]["answers"]
@@ -116,7 +118,7 @@ def judge(results: Mapping[str, Mapping[str, Any]], behind: float = 0.0) -> tupl
             f"{found.ties} at ties, {found.moved} after one of these, log-probabilities at most {found.apart:.2e} "
             f"apart, {hits} prompt tokens cached, {result['seconds']:.1f} s"
         )
-        astray = len(strayed(result["answers"]))
+        astray = 0 if restarted else len(strayed(result["answers"]))
         if apart:
             said.append(f"  {astray} requests have more cached tokens than their world had sent")
         places, other = drafted(off, result["answers"]) if drafts else (0, 0)

@@ -3,17 +3,19 @@
 The stand-in does what vLLM's scheduler and workers do with blocks: chunked prefill, decoding one step ahead, guessed
 tokens, preemption, aborts, windows and states that are given back early, a device cache, loads that end later, resets.
 The connector's sides, the books, the region and the copies are the real ones. A copy runs when the dice say so, or when
-a fence waits for it.
+a fence waits for it. With ``--device cuda`` the threads and streams that copy are the real ones, too, and the device is
+kept busy, so that a step's content is often not there yet when its copies are begun.
 
 A token's content names all tokens before it, the salt, the images and the weights. Each step checks that the blocks it
 reads have the content that it expects, and each load that it brought what would have been computed.
 
-``python -m tests.random.vllm_traffic --seeds 300`` runs long.
+``python -m tests.random.vllm_traffic --seeds 300`` runs long, and ``--device cuda`` on a machine with a GPU.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import random
 import sys
@@ -88,6 +90,9 @@ SETUPS = {
         (FULL, WINDOW), ahead=2, slots=60, blocks=70, store=True, journal=50, errors=0.004
     ),
 }
+CYCLES = 40_000_000
+"""For how many cycles of a GPU it is kept busy before content is written, at most: about 20 ms. Less shows nothing, as
+the threads that copy begin late."""
 RING = 64
 """Places in the region's table, so few that their numbers come round."""
 
@@ -210,7 +215,7 @@ class HeldCopier:
         _, work, tell = self.queue.popleft()
         if not fails:
             work()
-        tell(not fails)
+        tell(None if fails else 0.0)
 
     def over(self, number: int) -> bool:
         return all(number != each for each, _, _ in self.queue)
@@ -235,8 +240,9 @@ MADE: list[HeldCopier] = []
 class Traffic:
     """vLLM's scheduler and workers, as far as blocks are concerned, and the connector's two sides."""
 
-    def __init__(self, setup: Setup, folder: Path, seed: object) -> None:
+    def __init__(self, setup: Setup, folder: Path, seed: object, device: str = "cpu") -> None:
         self.setup = setup
+        self.device = device
         self.rng = random.Random(f"{seed}")
         self.groups: list[Group] = groups_of(config(*setup.specs))
         more: dict[str, Any] = {}
@@ -265,10 +271,11 @@ class Traffic:
         self.router = HostRouter(self.groups)
         self.page = self.books.page
         self.memory: list[dict[str, torch.Tensor]] = []
-        with mock.patch("prefixloom_vllm.worker.Copier", HeldCopier):
+        held = mock.patch("prefixloom_vllm.worker.Copier", HeldCopier)
+        with held if self.device == "cpu" else contextlib.nullcontext():
             for worker in self.workers:
                 layers = {
-                    name: torch.zeros((setup.blocks, size), dtype=torch.uint8)
+                    name: torch.zeros((setup.blocks, size), dtype=torch.uint8, device=self.device)
                     for group in self.groups
                     for name, size in zip(group.layer_names, group.layer_bytes, strict=True)
                 }
@@ -698,19 +705,26 @@ class Traffic:
 
     def write(self, request: Request, tables: list[list[int]], begin: int, end: int, life: Life) -> None:
         names = self.name(request, end, life)
+        if self.device != "cpu" and self.rng.random() < 0.3:
+            torch.cuda._sleep(int(CYCLES * self.rng.random()))
         for group, table in zip(self.groups, tables, strict=True):
             for rank, layers in enumerate(self.memory):
                 for name, size in zip(group.layer_names, group.layer_bytes, strict=True):
                     if group.is_state:
                         if end > begin:
                             data = content(names[end - 1], name, rank, size)
-                            layers[name][table[(end - 1) // group.tokens]] = torch.tensor([*data], dtype=torch.uint8)
+                            layers[name][table[(end - 1) // group.tokens]] = self.on_device(data)
                         continue
                     for at in range(begin, end):
                         data = content(names[at], name, rank, WIDTH)
                         place = at % group.tokens * WIDTH
                         row = layers[name][table[at // group.tokens]]
-                        row[place : place + WIDTH] = torch.tensor([*data], dtype=torch.uint8)
+                        row[place : place + WIDTH] = self.on_device(data)
+
+    def on_device(self, data: bytes) -> torch.Tensor:
+        """Bytes, on their way to a GPU behind what it has to do."""
+        made = torch.tensor([*data], dtype=torch.uint8)
+        return made if self.device == "cpu" else made.pin_memory().to(self.device, non_blocking=True)
 
     def garbage(self, tables: list[list[int]], begin: int, end: int) -> None:
         """What a guess that is refused leaves."""
@@ -863,13 +877,15 @@ class Traffic:
                 self.work()
             self.copies()
             assert time.monotonic() < patience, "requests do not end"
-        for copier in MADE:
-            copier.close()
+        for worker in self.workers:
+            worker.close()
         self.side.settle()
         self.side.check()
         self.router.apply(self.side.take_events())
         self.check_events()
         assert not self.side.tracked and not self.references, (self.side.tracked, self.references)
+        figures = self.side.figures.total
+        assert self.device == "cpu" or not (figures["failed_stores"] or figures["failed_loads"]), figures
         assert len(self.free) == self.setup.blocks - 1
         self.books.forget()
         self.router.apply(self.side.take_events())
@@ -884,14 +900,14 @@ class Traffic:
         self.region.close()
 
 
-def run(name: str, seed: object, ticks: int, folder: Path) -> Counter[str]:
+def run(name: str, seed: object, ticks: int, folder: Path, device: str = "cpu") -> Counter[str]:
     """Random traffic on one setup; how often each thing happened."""
     with (
         mock.patch("prefixloom_vllm.region.RING", RING),
         mock.patch("prefixloom_vllm.scheduler.RING", RING),
         mock.patch("prefixloom_resumable.announcements.ANEW_SHARE", 1e12),  # everything again at any time
     ):
-        return drive(Traffic(SETUPS[name], folder, f"{name} {seed}"), ticks)
+        return drive(Traffic(SETUPS[name], folder, f"{name} {seed}", device), ticks)
 
 
 def drive(traffic: Traffic, ticks: int) -> Counter[str]:
@@ -911,6 +927,7 @@ def main(arguments: Iterable[str] | None = None) -> int:
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--ticks", type=int, default=600)
     parser.add_argument("--setups", default="all")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     options = parser.parse_args(None if arguments is None else [*arguments])
     torch.set_num_threads(1)
 
@@ -920,9 +937,9 @@ def main(arguments: Iterable[str] | None = None) -> int:
     total: Counter[str] = Counter()
     for seed in range(options.first, options.first + options.seeds):
         for name in chosen():
-            with tempfile.TemporaryDirectory() as folder:
+            with tempfile.TemporaryDirectory(dir=None if options.device == "cpu" else "/dev/shm") as folder:
                 try:
-                    total += run(name, seed, options.ticks, Path(folder))
+                    total += run(name, seed, options.ticks, Path(folder), options.device)
                 except BaseException:
                     print(f"FAILED {name}, seed {seed}", flush=True)
                     raise

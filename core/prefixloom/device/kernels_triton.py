@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 BLOCK = 1024
 """Words that one program moves."""
 
+PROGRAMS = 32
+"""Programs of a launch that copies between the host and the device. So few fill the bus already, and the rest of the
+device stays free for a model that computes meanwhile.
+"""
+
 WORDS = {8: tl.int64, 4: tl.int32, 2: tl.int16, 1: tl.int8}
 
 
@@ -126,10 +131,13 @@ def move(pairs: list[tuple[Tensor, Tensor]], src: Tensor, dst: Tensor) -> None:
         )
         addresses = numbers.to(src.device, non_blocking=True)
         chunks = triton.cdiv(words, BLOCK)
-        grid = (len(group) * src.numel() * layers * chunks,)
+        blocks = len(group) * src.numel() * layers * chunks
+        grid = (min(blocks, PROGRAMS),)
         word = WORDS[group[0][0].element_size()]
         with torch.cuda.device(src.get_device()):
-            _move[grid](*addresses, src, dst, src.numel(), layers, *near, *far, words, chunks, WORD=word, BLOCK=BLOCK)
+            _move[grid](
+                *addresses, src, dst, src.numel(), layers, *near, *far, words, chunks, blocks, WORD=word, BLOCK=BLOCK
+            )
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
@@ -146,16 +154,19 @@ def _move(  # type: ignore[no-untyped-def]
     target_slot,
     words,
     chunks,
+    blocks,
     WORD: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    program = tl.program_id(0)
-    chunk = program % chunks
-    layer = (program // chunks % layers).to(tl.int64)
-    pair = program // (chunks * layers) % count
-    tensor = program // (chunks * layers * count)
-    at = chunk * BLOCK + tl.arange(0, BLOCK)
-    read = tl.load(sources + tensor).to(tl.pointer_type(WORD)) + tl.load(src + pair) * source_slot
-    to = tl.load(targets + tensor).to(tl.pointer_type(WORD)) + tl.load(dst + pair) * target_slot
-    data = tl.load(read + layer * source_layer + at, mask=at < words)
-    tl.store(to + layer * target_layer + at, data, mask=at < words)
+    block = tl.program_id(0)
+    while block < blocks:
+        chunk = block % chunks
+        layer = (block // chunks % layers).to(tl.int64)
+        pair = block // (chunks * layers) % count
+        tensor = block // (chunks * layers * count)
+        at = chunk * BLOCK + tl.arange(0, BLOCK)
+        read = tl.load(sources + tensor).to(tl.pointer_type(WORD)) + tl.load(src + pair) * source_slot
+        to = tl.load(targets + tensor).to(tl.pointer_type(WORD)) + tl.load(dst + pair) * target_slot
+        data = tl.load(read + layer * source_layer + at, mask=at < words)
+        tl.store(to + layer * target_layer + at, data, mask=at < words)
+        block += tl.num_programs(0)

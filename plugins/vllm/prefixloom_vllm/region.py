@@ -16,6 +16,7 @@ import mmap
 import os
 import re
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -54,8 +55,11 @@ class Region:
         self._file = _opened(self.path, self.size)
         try:
             self._map = mmap.mmap(self._file, self.size)
-            whole = torch.frombuffer(memoryview(self._map), dtype=torch.uint8)
-            self._bytes: torch.Tensor | None = whole
+            view = memoryview(self._map)
+            self._slots_of = [
+                torch.frombuffer(view[begin:end], dtype=torch.uint8) for begin, end in pairwise(self._begins)
+            ]
+            """By rank, the bytes of its slots. Empty once the region is closed."""
             self._row = COPIES + RING
             self._table = memoryview(self._map)[: rows * self._row * 8].cast("q")
             self._named = True
@@ -80,10 +84,9 @@ class Region:
     # ------------------------------------------------------------ slots
     def layers(self, group: int, rank: int) -> Iterator[torch.Tensor]:
         """Of each layer of a group, the (slots, bytes) of one rank."""
-        assert self._bytes is not None
-        start = self._begins[rank]
+        start = 0
         for size in self._groups[group].layer_bytes:
-            yield self._bytes.as_strided((self._slots, size), (self._slot_bytes, 1), start)
+            yield self._slots_of[rank].as_strided((self._slots, size), (self._slot_bytes, 1), start)
             start += size
 
     def tensors(self) -> dict[str, dict[str, list[torch.Tensor]]]:
@@ -98,9 +101,9 @@ class Region:
 
     def page_lock(self) -> None:
         """Lock this rank's slots in the host's memory, so that a CUDA device can copy from and to them by itself."""
-        assert self._bytes is not None and self.rank is not None
-        start, size = self._begins[self.rank], self._begins[self.rank + 1] - self._begins[self.rank]
-        address = self._bytes.data_ptr() + start
+        assert self.rank is not None
+        mine = self._slots_of[self.rank]
+        address, size = mine.data_ptr(), mine.numel()
         error = int(torch.cuda.cudart().cudaHostRegister(address, size, 0))  # type: ignore[no-untyped-call]
         if error:
             raise CompositionError(
@@ -108,6 +111,11 @@ class Region:
                 f"connector less memory"
             )
         self._locked = address
+
+    def page_unlock(self) -> None:
+        if self._locked:
+            torch.cuda.cudart().cudaHostUnregister(self._locked)  # type: ignore[no-untyped-call]
+            self._locked = 0
 
     # ------------------------------------------------------------ copies that are over
     def finish(self, number: int, ok: bool) -> None:
@@ -133,12 +141,11 @@ class Region:
 
     def close(self) -> None:
         """Let the memory go. Views of it keep it until they are gone, too."""
-        if self._bytes is None:
+        if not self._slots_of:
             return
         self.path.unlink(missing_ok=True)
-        if self._locked:
-            torch.cuda.cudart().cudaHostUnregister(self._locked)  # type: ignore[no-untyped-call]
-        self._bytes = None
+        self.page_unlock()
+        self._slots_of.clear()
         self._table.release()
         with contextlib.suppress(BufferError):
             self._map.close()

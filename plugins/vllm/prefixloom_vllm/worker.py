@@ -11,7 +11,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -101,20 +102,24 @@ class WorkerSide:
         assert copier is not None
         if self.debug:
             self._check(copy)
-        copier.run(copy.number, lambda: self._copy(copy, to_host), lambda ok: self.region.finish(copy.number, ok))
+        copier.run(copy.number, partial(self._copy, copy, to_host), partial(self._over, copy, to_host))
 
     def _copy(self, copy: Copy, to_host: bool) -> None:
         """Enqueue one copy, on the stream that is current."""
-        begun, size = time.monotonic(), 0
         for index, (blocks, slots) in copy.pairs.items():
             device, host = self.device[index], self.host[index]
             if to_host:
                 move_slots(device, blocks, host, slots)
             else:
                 move_slots(host, slots, device, blocks)
-            size += len(slots) * sum(self.groups[index].layer_bytes)
-        kind = "stored" if to_host else "loaded"
-        self.figures.add(**{f"{kind}_bytes": size, f"{kind}_seconds": time.monotonic() - begun})
+
+    def _over(self, copy: Copy, to_host: bool, seconds: float | None) -> None:
+        """A copy is over. It took so long; None: it failed."""
+        if seconds is not None:
+            size = sum(len(slots) * self.groups[index].bytes for index, (_, slots) in copy.pairs.items())
+            kind = "stored" if to_host else "loaded"
+            self.figures.add(**{f"{kind}_bytes": size, f"{kind}_seconds": seconds})
+        self.region.finish(copy.number, seconds is not None)
 
     def _check(self, copy: Copy) -> None:
         """Check that a copy names blocks and slots that exist, each once."""
@@ -146,7 +151,8 @@ class Copier:
         self._thread = threading.Thread(target=self._work, name=f"prefixloom {name}", daemon=True)
         self._thread.start()
 
-    def run(self, number: int, work: Any, tell: Any) -> None:
+    def run(self, number: int, work: Callable[[], None], tell: Callable[[float | None], None]) -> None:
+        """Make a copy, and tell how many seconds it took, or None if it failed."""
         behind = None
         if self._stream is not None:
             behind = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -160,22 +166,30 @@ class Copier:
             torch.cuda.set_device(self._device)
         while (item := self._queue.get()) is not None:
             number, work, tell, behind = item
-            ok = True
+            seconds = None
             try:
-                if self._stream is None:
-                    work()
-                else:
-                    self._stream.wait_event(behind)
-                    with torch.cuda.stream(self._stream):
-                        work()
-                    self._stream.synchronize()
+                seconds = self._timed(work, behind)
             except Exception:
                 log.exception("copy %d failed", number)
-                ok = False
-            tell(ok)
+            tell(seconds)
             with self._changed:
                 self._open.discard(number)
                 self._changed.notify_all()
+
+    def _timed(self, work: Callable[[], None], behind: Any) -> float:
+        """Do the work to its end, and return the seconds of the work, without the wait for what came before."""
+        if self._stream is None:
+            start = time.monotonic()
+            work()
+            return time.monotonic() - start
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        self._stream.wait_event(behind)
+        with torch.cuda.stream(self._stream):
+            begin.record()
+            work()
+            end.record()
+        self._stream.synchronize()
+        return float(begin.elapsed_time(end)) / 1e3
 
     def over(self, number: int) -> bool:
         with self._changed:

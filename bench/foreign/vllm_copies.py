@@ -1,0 +1,178 @@
+"""The copies of vLLM's connector on a GPU: how fast they are, and what they cost a model that computes meanwhile.
+
+The worker's side of the connector stores blocks to the host and loads them again, without vLLM. Beside it stands a copy
+for each block and layer by torch, from pageable and from page-locked memory of the host. The model is a stand-in that
+multiplies matrices on its own stream. ``python -m bench.foreign.vllm_copies``, on a machine with a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from prefixloom.device import kernels_triton
+from prefixloom_vllm.figures import Figures
+from prefixloom_vllm.groups import groups_of
+from prefixloom_vllm.region import Region
+from prefixloom_vllm.scheduler import Copy, Plan
+from prefixloom_vllm.worker import WorkerSide
+from tests.support.vllm_specs import config, spec
+
+SHAPES = {
+    "32 layers of 64 KiB": (32, 64 << 10),
+    "48 layers of 16 KiB": (48, 16 << 10),
+    "24 layers of 3 KiB": (24, 3 << 10),
+}
+"""Layers of a group, and the bytes of a block in one layer."""
+BYTES = 256 << 20
+"""How much one copy moves."""
+SIZE = 4096
+"""Rows of the matrices that the stand-in for a model multiplies."""
+
+
+class CopyingWorker:
+    """A worker of the connector with one group, on a GPU."""
+
+    def __init__(self, folder: Path, layers: int, size: int) -> None:
+        one = spec("FullAttentionSpec", unpadded_page_size_bytes=size)
+        made = config(one)
+        made.kv_cache_groups[0].layer_names = [f"{number}" for number in range(layers)]
+        groups = groups_of(made)
+        self.blocks = BYTES // (layers * size)
+        self.region = Region(str(folder), "bench", groups, self.blocks, 1, 0)
+        self.worker = WorkerSide(groups, self.region, Figures(), False)
+        memory = {
+            name: torch.zeros((2 * self.blocks, size), dtype=torch.uint8, device="cuda")
+            for name in groups[0].layer_names
+        }
+        self.worker.register(memory, 2 * self.blocks)
+        numbers = random.Random(1)
+        self.pairs = (
+            numbers.sample(range(2 * self.blocks), self.blocks),
+            numbers.sample(range(self.blocks), self.blocks),
+        )
+        self.number = 0
+
+    def copy(self, to_host: bool) -> None:
+        """One copy, as a step of vLLM begins it, to its end."""
+        self.number += 1
+        copy = Copy(self.number, "r", {0: self.pairs})
+        if to_host:
+            self.worker.store(Plan(stores=(copy,)))
+            self.worker.before(Plan(wait_for=(self.number,)))
+        else:
+            self.worker.load(Plan(loads=(copy,)))
+            while not self.worker.loaded()[0]:
+                time.sleep(1e-4)
+        if not self.region.mine(self.number):
+            raise RuntimeError("the copy failed")
+
+    def one_by_one(self, to_host: bool) -> None:
+        """The same by a call for each block and layer."""
+        for device, host in zip(self.worker.device[0], self.worker.host[0], strict=True):
+            for block, slot in zip(*self.pairs, strict=True):
+                one, other = (host[0, slot], device[0, block]) if to_host else (device[0, block], host[0, slot])
+                one.copy_(other, non_blocking=True)
+        torch.cuda.current_stream().synchronize()
+
+    def close(self) -> None:
+        self.worker.close()
+        self.region.close()
+
+
+def median(call: Callable[[], None], rounds: int) -> tuple[float, float]:
+    """Seconds of a call, and seconds of the process's time."""
+    call()
+    found = []
+    for _ in range(rounds):
+        start, spent = time.perf_counter(), time.process_time()
+        call()
+        found.append((time.perf_counter() - start, time.process_time() - spent))
+    return statistics.median(each[0] for each in found), statistics.median(each[1] for each in found)
+
+
+class Products:
+    """Multiplies matrices, as long as it is told to."""
+
+    def __init__(self) -> None:
+        self.one = torch.randn(SIZE, SIZE, device="cuda", dtype=torch.bfloat16)
+        self.out = torch.empty_like(self.one)
+
+    def seconds(self, times: int) -> float:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        for _ in range(times):
+            torch.mm(self.one, self.one, out=self.out)
+        end.record()
+        end.synchronize()
+        return float(begin.elapsed_time(end)) / 1e3
+
+
+def slowed(side: CopyingWorker, model: Products, to_host: bool) -> float:
+    """How many times longer the model takes while copies run one after the other."""
+    alone = statistics.median(model.seconds(200) for _ in range(5))
+    ended = threading.Event()
+
+    def copies() -> None:
+        while not ended.is_set():
+            side.copy(to_host)
+
+    thread = threading.Thread(target=copies)
+    thread.start()
+    time.sleep(0.02)
+    beside = statistics.median(model.seconds(200) for _ in range(5))
+    ended.set()
+    thread.join()
+    return beside / alone
+
+
+def measure(name: str, folder: Path, programs: list[int], rounds: int) -> None:
+    side, model = CopyingWorker(folder, *SHAPES[name]), Products()
+    torch.cuda.synchronize()
+
+    def row(what: str, to_host: bool, call: Callable[[], None], more: str = "") -> None:
+        took, spent = median(call, rounds)
+        way = "store" if to_host else "load"
+        print(f"| {name} | {way} | {what} | {BYTES / took / 1e9:.1f} | {spent * 1e3:.1f} | {more} |", flush=True)
+
+    for to_host in (True, False):
+        for count in programs:
+            kernels_triton.PROGRAMS = count
+            side.copy(to_host)
+            times = f"{slowed(side, model, to_host):.2f}"
+            row(f"connector, {count} programs", to_host, partial(side.copy, to_host), times)
+        row("a call for each, page-locked", to_host, partial(side.one_by_one, to_host))
+    side.region.page_unlock()
+    for to_host in (True, False):
+        row("a call for each, pageable", to_host, partial(side.one_by_one, to_host))
+    side.close()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.foreign.vllm_copies", description=__doc__)
+    parser.add_argument("--programs", default="32", help="numbers of programs to be tried, with commas")
+    parser.add_argument("--rounds", type=int, default=9)
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("torch sees no GPU")
+    print(torch.cuda.get_device_name())
+    print("| shape | | copied by | GB/s | ms of the process's time | the model takes, times |")
+    print("|---|---|---|---|---|---|")
+    for name in SHAPES:
+        with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+            measure(name, Path(folder), [int(each) for each in options.programs.split(",")], options.rounds)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
