@@ -9,6 +9,7 @@ from array import array
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -35,6 +36,7 @@ from prefixloom_hicache import HostTier
 from tests.support.tiers import simulated
 
 KV = Manifest([Buffer("k", (2,), "float32", (0, 1, 2)), Buffer("v", (3,), "float64", (0, 2))])
+GRID = np.array([[0, 1], [2, 3]], np.int32)
 STATE = Manifest([Buffer("state", (4,), "float32", (1,))])
 
 
@@ -237,6 +239,8 @@ def test_an_exact_lease_is_as_long_as_its_plan_or_none() -> None:
         (lambda c: c.insert(range(4), {"full": array("f", [0, 1])}), InputError, "from 0 to 31, or .* got 0.0"),
         (lambda c: c.insert(range(4), {"full": [0, 1, 2]}), InputError, "3 pages of 'full' .* more than 4 tokens"),
         (lambda c: c.insert(range(4), {"full": torch.tensor(1)}), InputError, "a list of numbers, got tensor"),
+        (lambda c: c.insert(range(4), {"full": GRID}), InputError, "from 0 to 31, or .* got \\[0, 1\\]"),
+        (lambda c: c.insert(range(4), {"full": GRID.T}), InputError, "from 0 to 31, or .* got \\[0, 2\\]"),
         (lambda c: c.insert(range(4), {"full": None}), InputError, "a list of numbers, got None"),
         (lambda c: c.insert(range(4), {"mamba": [0, 1]}), InputError, "takes one slot"),
         (lambda c: c.insert(range(4), {"ful": [0, 1]}), InputError, "no component 'ful' here"),
@@ -334,6 +338,7 @@ def test_content_in_an_engines_tensors_goes_down_and_comes_back_as_in_the_caches
         (lambda t: t["full"].pop("v"), "'full' cannot lie .* its buffers are k, v, and tensors were given for k"),
         (lambda t: t["full"]["k"].pop(), "buffer 'k' has 3 layers, and 2 were given"),
         (lambda t: t["full"].update(k=torch.zeros(3, 31, 2, 2)), r"layers of float32 \(32, 2, 2\), or more slots"),
+        (lambda t: t["full"]["k"].append(t["full"]["k"].pop()[1:32]), r"layers of float32 \(32, 2, 2\), or more slots"),
         (lambda t: t["swa"].update(v=torch.zeros(2, 32, 2, 3)), "of float64 .* and one of torch.float32"),
         (lambda t: t["swa"].update(k=torch.zeros(3, 2, 32, 2).transpose(1, 2)), "must be contiguous"),
         (lambda t: t["mamba"].update(state=[torch.zeros(8, 8)[:, ::2]]), "must be contiguous"),

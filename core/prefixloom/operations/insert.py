@@ -146,7 +146,7 @@ def _numbers(lane: Lane, given: Any) -> array[int]:
     except TypeError:
         pass
     else:
-        if view.format == "i" and view.contiguous:
+        if view.format == "i" and view.ndim == 1 and view.contiguous:
             numbers = array("i")
             numbers.frombytes(view.cast("B"))
             return _in_range(lane, numbers)
