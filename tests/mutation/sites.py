@@ -33,8 +33,10 @@ NAMES = {"min": "max", "max": "min", "any": "all", "all": "any"}
 IN_ANY_ORDER = {"sorted", "reversed"}
 UNTOUCHED = {"__repr__", "__str__", "__format__"}
 """Functions that only make text for people."""
-STRICT = "strict"
-"""An argument of ``zip`` that asserts, and does nothing else."""
+UNTOUCHED_ARGUMENTS = {"strict", "metavar"}
+"""What only asserts, as that of ``zip``, or only stands in a help text."""
+REQUIRE = "require"
+"""A function that asserts: its first argument is the condition, and the others are a message."""
 NO_WHOLE_NUMBERS = (ast.JoinedStr, ast.List, ast.ListComp, ast.Tuple, ast.Dict, ast.Set)
 
 
@@ -150,7 +152,10 @@ def _edits(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[Edit]:
 
 def _walk(node: ast.AST, place: Place, bound: set[str], last: bool) -> Iterator[Edit]:
     """The edits of a node and of all below it. ``last`` is the statement after which its function ends anyway."""
-    if _is_text(node) or _is_logged(node) or (isinstance(node, ast.keyword) and node.arg == STRICT):
+    if _is_text(node) or _is_logged(node) or (isinstance(node, ast.keyword) and node.arg in UNTOUCHED_ARGUMENTS):
+        return
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == REQUIRE:
+        yield from _walk(node.args[0], Place(node, "args", 0), bound, False)
         return
     yield from ((name, there, change, at) for name, there, change, at in _at(node, place, bound, last))
     if isinstance(node, ast.Raise | ast.JoinedStr | ast.Assert):
@@ -238,7 +243,7 @@ def _of_call(node: ast.Call, place: Place) -> Iterator[Edit]:
             swapped = [*node.args[:index], other, one, *node.args[index + 2 :]]
             yield "arguments_swapped", place, _changed(node, args=swapped), node
     for index, keyword in enumerate(node.keywords):
-        if keyword.arg not in (None, STRICT):
+        if keyword.arg is not None and keyword.arg not in UNTOUCHED_ARGUMENTS:
             left = node.keywords[:index] + node.keywords[index + 1 :]
             yield "keyword_dropped", place, _changed(node, keywords=left), node
     if isinstance(node.func, ast.Attribute) and node.func.attr in ("get", "pop") and len(node.args) == 2:

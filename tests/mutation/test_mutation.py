@@ -74,12 +74,15 @@ def test_what_only_asserts_or_tells_people_something_has_no_site() -> None:
 def f(a, b):
     assert len(a) < 3
     log.warning("%s and %s", a, b)
-    return [*zip(a, b, strict=True)]
+    require(a < b, "%s is not below", a - 1)
+    return [*zip(a, b, strict=True)], add("--a", metavar="A" * 2)
 """
-    plain = silent.replace(", strict=True", "")
+    plain = silent
+    for each in (", strict=True", ', metavar="A" * 2', ', "%s is not below", a - 1'):
+        plain = plain.replace(each, "")
     told = [name.rpartition(" ")[0] for name in names(silent, "f")]
     assert told == [name.rpartition(" ")[0] for name in names(plain, "f")] != []
-    assert not [name for name in told if "call_dropped" in name]
+    assert [name for name in told if "call_dropped" in name] == ["box.py::f call_dropped 0"]  # the check itself
 
 
 def test_every_operator_that_fits_makes_its_change() -> None:
