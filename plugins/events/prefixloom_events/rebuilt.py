@@ -113,7 +113,7 @@ class RebuiltCache:
         With ``medium="CPU"`` what is below the device counts as well, as in ``MatchPlan.restorable``. ``salt`` and
         ``lora_name`` are those of the request's events, ``extra`` the (start, end, key) spans of its extra keys.
         """
-        group = next((group for group, name in self.names.items() if name == "" and group != PAGES), None)
+        group = next((group for group, name in self.names.items() if name == ""), None)
         if group is None:
             return 0
         pages, resumable = self.blocks.get((PAGES, medium), set()), self.blocks.get((group, medium), set())
