@@ -42,6 +42,11 @@ def pieces_of(change: Change) -> Pieces:
     return {(*where, tuple(change.tokens.part(0, end).tolist()), change.tokens.extra) for end in ends}
 
 
+LABEL = "a request"
+BY = {("room", "device"): (LABEL,), ("unneeded", "device"): ("path", "near")}
+"""Who may have made a piece go, by cause and tier. Of other causes nobody is told."""
+
+
 def follow(changes: list[Change], known: Pieces) -> None:
     for change in changes:
         if change.kind == "cleared":
@@ -55,11 +60,12 @@ def follow(changes: list[Change], known: Pieces) -> None:
             known |= found
         else:
             assert found <= known, change
+            assert change.by in BY.get((change.cause, change.tier), ("",)), change
             known -= found
 
 
 def run(cache: Cache, tokens: list[int], namespace: str, chunk: int) -> None:
-    with cache.open(tokens, leave=1, namespace=namespace, extra=[(0, 2, "an image")]) as sequence:
+    with cache.open(tokens, leave=1, namespace=namespace, extra=[(0, 2, "an image")], label=LABEL) as sequence:
         sequence.restore()
         while sequence.committed < len(tokens):
             sequence.grow(min(chunk, len(tokens) - sequence.committed))

@@ -118,6 +118,8 @@ def test_extra_keys_come_back_where_they_have_a_lasting_name(file: Any) -> None:
     assert read_back(cache, [*tokens, 1], extra=[(8, 12, "dog")]) == 8
     assert read_back(cache, [*tokens, 1], extra=[(8, 12, Image())]) == 8
     assert read_back(cache, [*tokens, 1]) == 8
+    with cache.open([*tokens, 1], extra=[(8, 12, Image())]) as sequence:
+        assert restored(cache, sequence).why == "", "no store can have what follows"
 
 
 def test_namespaces_do_not_meet_in_a_store(file: Any) -> None:

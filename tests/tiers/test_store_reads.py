@@ -373,3 +373,17 @@ def test_what_lies_behind_a_piece_that_is_missing_is_not_asked_for(slices_of: An
         assert restored(cache, sequence).ready == 0
     assert 7 <= sum(store.read.values()) <= 9, "of 36 pages, those up to the seventh and what was asked for beside it"
     settle(cache)
+
+
+def test_of_a_path_no_more_is_looked_for_than_the_store_has_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_reads, "LOOK", 3)
+    store = stocked(*parts(("path", "window")), tokens=TOKENS[:80])
+    other, tier = composed(*parts(("window",)), store=store)
+    tier.fetch_at_least = 1 << 30
+    serve(other, TOKENS)
+    idle(other)
+    cache, _ = composed(*parts(("path", "window")), store=store)
+    with cache.open([*TOKENS, 1]) as sequence:
+        told = restored(cache, sequence)
+        assert (told.ready, told.wanted, told.why) == (80, 80, "")
+    settle(cache)
