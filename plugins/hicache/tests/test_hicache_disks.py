@@ -240,27 +240,47 @@ def test_a_system_that_writes_nothing_and_says_nothing_is_a_refusal(
     same(store.get([key_of(1)])[0], record_of(1, 3000))
 
 
-def test_a_segment_is_not_given_up_for_want_of_a_descriptor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Exhausted(Disk):
-        for_now = False
+class Closed(Disk):
+    """Opens no file that is there, while it has an error to tell."""
 
-        def open(self, name: str, flags: int, directory: int) -> int:
-            if self.for_now:
-                raise OSError(errno.EMFILE, "Too many open files")
-            return super().open(name, flags, directory)
+    code = 0
 
+    def open(self, name: str, flags: int, directory: int) -> int:
+        if self.code and not flags & os.O_CREAT:
+            raise OSError(self.code, os.strerror(self.code))
+        return super().open(name, flags, directory)
+
+
+def with_one_file_open(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[FileBackend, Closed]:
+    """Two segments of three records each. The file of the older one is closed."""
     monkeypatch.setattr("prefixloom_hicache.file_store.open_files.MOST_OPEN", 1)
-    disk = Exhausted()
-    store = FileBackend(tmp_path / "s", 2 * SEGMENT, segment_bytes=SEGMENT, disk=disk)
-    seeds = range(6)
-    stored(store, *(record_of(seed, 3000) for seed in seeds))
-    assert store.flush() and len(files(tmp_path / "s")) == 2
-    same(store.get([key_of(5)])[0], record_of(5, 3000))  # the other segment's file is closed from here on
-    disk.for_now = True
+    disk = Closed()
+    store = FileBackend(folder, 2 * SEGMENT, segment_bytes=SEGMENT, disk=disk)
+    stored(store, *(record_of(seed, 3000) for seed in range(6)))
+    assert store.flush() and len(files(folder)) == 2
+    same(store.get([key_of(5)])[0], record_of(5, 3000))
+    return store, disk
+
+
+def test_a_segment_that_cannot_be_opened_is_given_up_for_a_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, disk = with_one_file_open(tmp_path / "s", monkeypatch)
+    old, kept = files(tmp_path / "s")
+    disk.code = errno.EIO
+    stored(store, record_of(9, 3000))
+    new = files(tmp_path / "s")
+    assert old not in new and kept in new and len(new) == 2
+    assert (store.status().records, store.status().evicted) == (4, 3)
+
+
+def test_a_segment_is_not_given_up_for_want_of_a_descriptor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, disk = with_one_file_open(tmp_path / "s", monkeypatch)
+    disk.code = errno.EMFILE
     (answer,) = store.put([record_of(9, 3000)])
     assert answer == Refused(key_of(9), "io", "Too many open files")
-    disk.for_now = False
-    for seed in seeds:
+    disk.code = 0
+    for seed in range(6):
         same(store.get([key_of(seed)])[0], record_of(seed, 3000))
     stored(store, record_of(9, 3000))
     assert store.status().evicted == 3

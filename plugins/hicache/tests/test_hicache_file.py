@@ -13,7 +13,7 @@ import attrs
 import pytest
 
 from prefixloom import CompositionError, PrefixloomError, StorageError, open_store
-from prefixloom.storage import HEADER_BYTES, Checksum, Miss
+from prefixloom.storage import HEADER_BYTES, Checksum, Miss, Record
 from prefixloom.testing.laws.storage import ONE, ROOMY, key_of, missed, record_of, same, stored
 from prefixloom_hicache import FileBackend
 from prefixloom_hicache.file_store.disk import Disk
@@ -132,11 +132,13 @@ def test_a_reader_sees_news_removals_and_segments_used_again(tmp_path: Path) -> 
     assert reader.status().misses == {"absent": 2}, "what went is absent, not corrupt"
 
 
-def test_what_was_deleted_is_no_more_for_a_reader_that_knows_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("first", [0x00, 0xFF])
+def test_what_was_deleted_is_no_more_for_a_reader_that_knows_it(tmp_path: Path, first: int) -> None:
     store = FileBackend(tmp_path / "s", ROOMY)
-    stored(store, record_of(1), record_of(2))
+    record = Record(key_of(1), "kv", 16, 32, "layer_first", memoryview(bytes([first]) * 700))
+    stored(store, record, record_of(2))
     reader = FileBackend(tmp_path / "s", read_only=True, refresh_seconds=1e9)
-    same(reader.get([key_of(1)])[0], record_of(1))
+    same(reader.get([key_of(1)])[0], record)
     store.delete([key_of(1)])
     missed(reader.get([key_of(1)])[0], "absent")
     same(reader.get([key_of(2)])[0], record_of(2))
