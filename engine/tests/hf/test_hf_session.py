@@ -376,6 +376,13 @@ def test_token_types_of_zero_are_refused_where_the_model_looks_them_up() -> None
         engine.add(Request(tokens, 4, inputs={"token_type_ids": zeros}))
 
 
+def test_token_types_of_zero_are_taken_where_they_have_a_table_of_their_own() -> None:
+    served, ids = Served("roc_bert", model=tiny_model("roc_bert", is_decoder=True)), ids_of(prompt(19, 40))
+    with session(served.cache, served.model, ids) as s, torch.no_grad():
+        right = served.model(ids, past_key_values=s.cache, token_type_ids=torch.zeros(1, 40, dtype=torch.int64)).logits
+    assert torch.allclose(right, served.model(ids).logits)
+
+
 def test_a_cache_under_another_name_is_refused() -> None:
     """The models that are all states take whatever else they are given, and would run without the session."""
     served, ids = Served("mamba2"), ids_of(prompt(19, 40))
