@@ -188,6 +188,13 @@ def test_signs_of_other_memory_without_a_list_of_layers_are_refused(key: str) ->
     with pytest.raises(CompositionError, match=f"does not list its layers, and {key} says"):
         read_facts({**LLAMA, key: 8})
     assert kinds({**LLAMA, key: 8, "layer_types": [WHOLE] * 4}) == [WHOLE] * 4, "the list is the answer"
+    assert kinds({**LLAMA, key: None}) == [WHOLE] * 4, "a key without a value is no sign"
+
+
+@pytest.mark.parametrize(("interval", "whole"), [(3, [2]), (2, [1, 3]), (None, [3])])
+def test_layers_without_rotary_positions_attend_to_everything(interval: int | None, whole: list[int]) -> None:
+    found = kinds({**LLAMA, "attention_chunk_size": 8, "no_rope_layer_interval": interval})
+    assert [layer for layer, kind in enumerate(found) if kind == WHOLE] == whole
 
 
 def test_a_compressed_latent_makes_latent_layers_and_leaves_others_alone() -> None:
