@@ -131,12 +131,16 @@ def test_the_two_pools_are_told_apart() -> None:
 
 
 def test_too_many_running_is_a_shortage_of_running_slots_and_nothing_is_lost() -> None:
-    cache = cache_of(running=2)
+    cache = cache_of(slots=3, running=2)
     with cache.open(TOKENS) as first, cache.open(TOKENS):
         with pytest.raises(CapacityError, match=r"open a sequence: state: needs 1 .* 0 free"):
             cache.open(TOKENS)
         run(first, 8)
     assert cache.peek(TOKENS) == 8
+    with cache.open([7] * 40) as other, cache.open([7] * 40):
+        run(other, 6)
+        other.publish()
+    assert cache.peek(TOKENS) == 8, "a publication without a state needs no slot to go on with"
     settle(cache)
 
 
