@@ -26,7 +26,7 @@ from prefixloom import (
     Window,
     hookimpl,
 )
-from prefixloom.cache.history import Histogram, Lost, Paths
+from prefixloom.cache.history import AGES, Histogram, Lost, Paths
 from prefixloom.storage import Refused
 from prefixloom.tree.keys import encode
 from prefixloom_hicache import HostTier, MemoryBackend
@@ -227,6 +227,17 @@ def test_where_a_node_ends_that_no_tier_has_a_state_of_the_state_is_lacking() ->
     assert reasons(told)[0] == (0, 16, "refused", "state"), "the path is below, and no tier has a state at 16"
 
 
+def test_of_what_went_in_part_before_a_history_began_no_cause_is_told() -> None:
+    cache = cache_of(part("path", Path()), part("near", Window(10)))
+    serve(cache, TOKENS[:32])
+    serve(cache, TOKENS)
+    cache.evict({"near": 6})
+    cache.history()
+    assert cache.evict({"near": 64}) == {"near": 3}
+    (finding,) = cache.explain(TOKENS).findings
+    assert (finding.reason, finding.lacks, finding.loss) == ("never kept", ((28, 40),), None)
+
+
 def test_what_a_history_has_forgotten_is_not_said_to_be_never_stored() -> None:
     cache = cache_of(part("path", Path()), part("near", Window(10)), tokens=400)
     serve(cache, TOKENS)
@@ -321,7 +332,12 @@ def test_without_a_history_it_is_said_that_none_is_kept() -> None:
     assert cache.history() is history
     history.close()
     assert reasons(cache.explain(TOKENS)) == [(0, 40, "absent", "near")]
-    assert cache.history() is not history
+    again = cache.history()
+    assert again is not history
+    cache.evict(40)
+    again.close()
+    cache.poll()
+    assert not again.remembered, "it follows no longer"
 
 
 def test_a_history_remembers_so_many_losses_and_no_tokens() -> None:
@@ -393,16 +409,17 @@ def test_a_history_counts_losses_and_how_long_after_them_a_prompt_missed() -> No
             now[0] += 1
             cache.account(sequence)
     assert [(each.tokens, each.hits, each.last) for each in history.hot.values()] == [(40, 2, 102.0)]
-    now[0] = 130.0
+    now[0] = 160.0
     cache.evict(40)
     history.poll()
-    now[0] = 135.0
+    now[0] = 165.0
     with cache.open([*TOKENS, *range(4)]) as sequence:
         cache.account(sequence)
     losses = history.losses("path", "device")
-    assert list(history.recent) == [Lost(130.0, "path", "device", "asked", "", 10)]
-    assert (losses.count, losses.causes, losses.ages.sum, losses.gaps.sum) == (10, {"asked": 10}, 10 * 30.0, 5.0)
+    assert list(history.recent) == [Lost(160.0, "path", "device", "asked", "", 10)]
+    assert (losses.count, losses.causes, losses.ages.sum, losses.gaps.sum) == (10, {"asked": 10}, 10 * 60.0, 5.0)
     assert (sum(losses.ages.counts), sum(losses.gaps.counts)) == (10, 1)
+    assert losses.ages.counts[AGES.index(60.0)] == 10, "a bound is the largest time that falls below it"
 
 
 @pytest.mark.parametrize("lookahead", [0, 2])
