@@ -145,6 +145,15 @@ def test_a_failure_keeps_nothing_that_its_work_had_at_hand(threads: Callable[...
     assert kept[0]() is None
 
 
+def test_a_worker_without_work_keeps_nothing_of_the_last(threads: Callable[..., ThreadStream]) -> None:
+    stream, logits = threads("a"), {1, 2}
+    kept = weakref.ref(logits)
+    stream.run(partial(len, logits))
+    del logits
+    stream.record().synchronize()
+    assert kept() is None
+
+
 def test_a_failure_is_not_told_before_it_happened(threads: Callable[..., ThreadStream]) -> None:
     worker, error = threads(), ValueError("late")
     gate = Gate(worker)

@@ -298,9 +298,10 @@ def test_a_load_that_lasts_keeps_its_place_in_the_table_of_copies(make: Any, mon
     slow = request("slow", list(range(26)))
     assert engine.hit(slow) == 24
     engine.load(slow, 24, finish=False)
-    number = engine.seen[-1].number
+    number, before = engine.seen[-1].number, len(engine.seen)
     for user in range(10):
         serve(engine, f"{user}", [user] * 9)
+    assert number % 8 not in {copy.number % 8 for copy in engine.seen[before:]}
     assert engine.side.busy
     engine.worker.finish(number, True)
     engine.side.settle()
