@@ -146,6 +146,7 @@ class Debug:
             if self._core.below is not None:
                 self._core.below.check(nodes)
             self._check_anchors(nodes)
+            self._check_steps()
         except InvariantError as error:
             raise InvariantError(f"after {operation}: {error}") from None
 
@@ -306,6 +307,13 @@ class Debug:
             expected = counts.get(id(node), 0)
             if node.leases != expected:
                 raise InvariantError(f"{node!r} counts {node.leases} leases; {expected} are live")
+
+    def _check_steps(self) -> None:
+        """Check that a step which is open no more is forgotten."""
+        if not any(work.enclosed for work in self._core.flight.works):
+            for running in self._core.live:
+                if running.open_steps or (running.looks is not None and running.looks.open):
+                    raise InvariantError(f"{_named(running)} is in a step, and none is open")
 
 
 def _wrong(pool: Pool, owned: list[Owned]) -> str:
