@@ -341,7 +341,6 @@ def test_the_kernels_for_triton_compile_for_a_gpu_that_is_not_here(
     """Triton makes a constant of an argument that is 1; the kernels must compile either way."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")  # Triton 3.9 warns where nobody chooses; no kernel adds floats
-    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
     triton = pytest.importorskip("triton")
     compiler = pytest.importorskip("triton.backends.compiler")
     module = with_triton()

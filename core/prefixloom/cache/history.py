@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from typing import Protocol
 
@@ -241,10 +241,13 @@ class History:
         """For each page of ``spans``, or for the state at ``boundary``, the loss on ``tiers`` that decided: the latest,
         or that the store below had refused what was lost then.
         """
-        return [
-            _decisive([loss for tier in tiers if (loss := self._lost.get(keys[tier])) is not None])
-            for keys in self._keys_by_tier(component, tiers, namespace, tokens, spans, boundary)
+        lost = self._lost.get
+        found = [
+            [lost(key) for key in self._keys(component, tier, namespace, tokens, spans, boundary)] for tier in tiers
         ]
+        if len(found) == 1:
+            return found[0]
+        return [_decisive([loss for loss in at if loss is not None]) for at in zip(*found, strict=True)]
 
     def deepest_state(
         self, component: str, tiers: tuple[str, ...], namespace: str, tokens: Tokens, low: int, high: int, page: int
@@ -253,7 +256,7 @@ class History:
         links = self._paths.of(namespace, tokens, high)
         for boundary in range(high, low, -page):
             link = links[boundary // page - 1]
-            known = [self._lost.get(hash((component, tier, link, boundary))) for tier in tiers]
+            known = [self._lost.get(_key(component, tier, link)) for tier in tiers]
             loss = _decisive([each for each in known if each is not None])
             if loss is not None:
                 return boundary, loss
@@ -284,21 +287,24 @@ class History:
         self.hot[links[-1]] = HotPrefix(ready, 1, self.clock())
 
     # ------------------------------------------------------------ following
-    def _keys_by_tier(
-        self, component: str, tiers: tuple[str, ...], namespace: str, tokens: Tokens, spans: tuple[Interval, ...],
+    def _keys(
+        self, component: str, tier: str, namespace: str, tokens: Tokens, spans: tuple[Interval, ...],
         boundary: int | None,
-    ) -> Iterator[dict[str, int]]:  # fmt: skip
+    ) -> list[int]:  # fmt: skip
+        """The numbers of the pages of ``spans``, or of the state at ``boundary``."""
         if boundary is not None:
-            links = self._paths.of(namespace, tokens, boundary)
-            yield {tier: hash((component, tier, links[-1], boundary)) for tier in tiers}
-            return
+            return [_key(component, tier, self._paths.of(namespace, tokens, boundary)[-1])]
         page, tree_page = self._pages[component], self._paths.page
         deepest = max((high for _, high in spans), default=0)
         links = self._paths.of(namespace, tokens, -(-deepest // tree_page) * tree_page)
-        for low, high in spans:
-            for start in range(low, high, page):
-                link = links[start // tree_page]
-                yield {tier: hash((component, tier, link, start)) for tier in tiers}
+        if page == tree_page:
+            kind = hash((component, tier))
+            return [kind ^ link for low, high in spans for link in links[low // page : high // page]]
+        return [
+            _key(component, tier, links[start // tree_page], start % tree_page)
+            for low, high in spans
+            for start in range(low, high, page)
+        ]
 
     def _note(self, change: Change) -> None:
         now = self.clock()
@@ -308,27 +314,25 @@ class History:
             self._stored.clear()
             return
         losses = self.losses(change.component, change.tier)
-        keys = self._keys_by_tier(
-            change.component, (change.tier,), change.namespace, change.tokens, change.spans, change.boundary
-        )
-        before = losses.count
-        for by_tier in keys:
-            key = by_tier[change.tier]
-            if change.kind == "stored":
-                self._stored[key] = now
+        keys = self._keys(change.component, change.tier, change.namespace, change.tokens, change.spans, change.boundary)
+        if change.kind == "stored":
+            self._stored.update(dict.fromkeys(keys, now))
+            for key in keys:
                 self._lost.pop(key, None)
-                continue
-            came = self._stored.pop(key) if change.kind == "removed" and key in self._stored else None
-            losses.count += 1
-            cause = change.cause if change.kind == "removed" else f"refused: {change.cause.partition(':')[0]}"
-            losses.causes[cause] = losses.causes.get(cause, 0) + 1
+            return
+        if not keys:
+            return
+        removed = change.kind == "removed"
+        cause = change.cause if removed else f"refused: {change.cause.partition(':')[0]}"
+        losses.causes[cause] = losses.causes.get(cause, 0) + len(keys)
+        for key in keys:
+            came = self._stored.pop(key, None) if removed else None
             if came is not None:
                 losses.ages.add(now - came)
+            losses.count += 1
             about = change.kind, change.component, change.tier, change.cause, change.by
             self._lose(key, Loss(*about, now, came, losses.count))
-        if losses.count > before:
-            cause = change.cause if change.kind == "removed" else f"refused: {change.cause.partition(':')[0]}"
-            self.recent.append(Lost(now, change.component, change.tier, cause, change.by, losses.count - before))
+        self.recent.append(Lost(now, change.component, change.tier, cause, change.by, len(keys)))
 
     def _lose(self, key: int, loss: Loss) -> None:
         self._lost.pop(key, None)  # the latest stand last
@@ -336,6 +340,11 @@ class History:
         if len(self._lost) > self._most:
             for old in list(islice(self._lost, max(1, self._most // 16))):
                 self.since = max(self.since or 0.0, self._lost.pop(old).when)
+
+
+def _key(component: str, tier: str, link: int, start: int = 0) -> int:
+    """The number of what a component has on a tier at the end of a path, or on its last page from ``start`` on."""
+    return hash((component, tier)) ^ (hash((link, start)) if start else link)
 
 
 def _exactly(tokens: Tokens) -> tuple[object, ...]:

@@ -204,7 +204,8 @@ def _pieces(source: Tensor, target: Tensor) -> Iterator[Pair]:
 def _move_by_index(source: Tensor, target: Tensor, src: Tensor, dst: Tensor) -> None:
     count = max(1, kernels.CHUNK // _slot_bytes(source))
     for s, d in zip(kernels.parts(src, count), kernels.parts(dst, count), strict=True):
-        target.index_copy_(1, d, source.index_select(1, s))
+        chosen = source.index_select(1, s) if source.is_contiguous() else source[:, s]  # or all of it is copied first
+        target.index_copy_(1, d, chosen)
 
 
 # ---------------------------------------------------------------- between CUDA and the host

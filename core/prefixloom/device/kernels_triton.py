@@ -20,8 +20,8 @@ BLOCK = 1024
 """Words that one program moves."""
 
 PROGRAMS = 32
-"""Programs of a launch that copies between the host and the device. So few fill the bus already, and the rest of the
-device stays free for a model that computes meanwhile.
+"""Programs of a launch that copies between the host and the device. So few fill the bus already, and they leave most of
+the device to a model that computes meanwhile.
 """
 
 WORDS = {8: tl.int64, 4: tl.int32, 2: tl.int16, 1: tl.int8}
@@ -140,7 +140,7 @@ def move(pairs: list[tuple[Tensor, Tensor]], src: Tensor, dst: Tensor) -> None:
             )
 
 
-@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+@triton.jit(do_not_specialize=["count", "blocks"])  # type: ignore[untyped-decorator,unused-ignore]
 def _move(  # type: ignore[no-untyped-def]
     sources,
     targets,

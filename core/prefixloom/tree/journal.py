@@ -204,6 +204,8 @@ def _spans_of(page: int, end: int, there: bytes | None, lost: bytes | None) -> t
     one, other = array("i", there or b""), array("i", lost or b"")
     shift = len(other) - len(one)
     first = end - len(one) * page
+    if not other and ABSENT not in one:
+        return ((first, end),) if one else ()
     return merged(
         (first + place * page, first + (place + 1) * page)
         for place, slot in enumerate(one)

@@ -169,7 +169,11 @@ class PrefixloomConnector(KVConnectorBase_V1, SupportsHMA):
     # ------------------------------------------------------------ worker
     def register_kv_caches(self, kv_caches: Mapping[str, Any]) -> None:
         if self.worker_side is not None:
-            self.worker_side.register(kv_caches, self._kv_cache_config.num_blocks)
+            try:
+                self.worker_side.register(kv_caches, self._kv_cache_config.num_blocks)
+            except BaseException:  # vLLM shuts down only what has started
+                self.shutdown()
+                raise
 
     def handle_preemptions(self, kv_connector_metadata: Any) -> None:
         if self.worker_side is not None:

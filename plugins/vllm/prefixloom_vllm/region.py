@@ -107,8 +107,8 @@ class Region:
         error = int(torch.cuda.cudart().cudaHostRegister(address, size, 0))  # type: ignore[no-untyped-call]
         if error:
             raise CompositionError(
-                f"{size / 2**30:.2f} GiB of the host's memory cannot be page-locked (CUDA error {error}): give the "
-                f"connector less memory"
+                f"{size / 2**30:.2f} GiB of {self.path.parent} cannot be page-locked (CUDA error {error}): give the "
+                f"connector less memory, or by 'shm' a folder that lies in memory"
             )
         self._locked = address
 

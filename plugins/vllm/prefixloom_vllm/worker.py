@@ -1,8 +1,8 @@
 """The worker's side: the copies between vLLM's memory and the shared region.
 
 Copies run beside the model: in a thread, and on a CUDA device on a stream of its own as well, which begins behind what
-the layers have enqueued. There the region's memory is page-locked, and all layers of a group are copied at once. Loads
-and stores have a thread each, so that a load does not wait for what is being stored. A thread says in the region's
+the layers have enqueued. There the memory is page-locked, and all layers of one shape are copied at once. Loads and
+stores have a thread each, so that a load does not wait for what is being stored. A thread says in the region's
 table that a copy is over once its bytes are there.
 """
 
@@ -171,7 +171,10 @@ class Copier:
                 seconds = self._timed(work, behind)
             except Exception:
                 log.exception("copy %d failed", number)
-            tell(seconds)
+            try:
+                tell(seconds)
+            except Exception:
+                log.exception("copy %d is over, and that could not be told", number)
             with self._changed:
                 self._open.discard(number)
                 self._changed.notify_all()
@@ -184,11 +187,13 @@ class Copier:
             return time.monotonic() - start
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         self._stream.wait_event(behind)
-        with torch.cuda.stream(self._stream):
-            begin.record()
-            work()
-            end.record()
-        self._stream.synchronize()
+        try:
+            with torch.cuda.stream(self._stream):
+                begin.record()
+                work()
+                end.record()
+        finally:
+            self._stream.synchronize()  # what was enqueued before an error writes, too
         return float(begin.elapsed_time(end)) / 1e3
 
     def over(self, number: int) -> bool:

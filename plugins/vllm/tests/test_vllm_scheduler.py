@@ -5,6 +5,7 @@ Requests, groups and blocks are plain stand-ins for vLLM's. The region is the re
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +22,7 @@ from prefixloom_vllm.groups import Group, groups_of
 from prefixloom_vllm.options import Options
 from prefixloom_vllm.region import Region
 from prefixloom_vllm.scheduler import Copy, Plan, SchedulerSide
-from prefixloom_vllm.worker import WorkerSide
+from prefixloom_vllm.worker import Copier, WorkerSide
 from tests.support.store_servers import redis, redis_url
 from tests.support.vllm_specs import FULL, STATE, WINDOW, config, spec
 
@@ -404,6 +405,32 @@ def test_a_worker_that_is_shut_down_ends_its_copies_first(tmp_path: Path) -> Non
     for region in regions:
         region.close()
     assert not list(tmp_path.glob("prefixloom-vllm-*"))
+
+
+def test_a_copy_that_fails_on_a_stream_is_over_when_the_stream_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    stream = SimpleNamespace(wait_event=lambda _: said.append("waits"), synchronize=lambda: said.append("is over"))
+    event = SimpleNamespace(record=lambda *_: None, elapsed_time=lambda _: 1.0)
+    for name, stand_in in {
+        "Stream": lambda _: stream, "Event": lambda **_: event, "set_device": lambda _: None,
+        "current_stream": lambda _: None, "stream": lambda _: contextlib.nullcontext(),
+    }.items():  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    copier = Copier("loads", torch.device("cuda", 0))
+
+    def fails() -> None:
+        said.append("copies a group")
+        raise RuntimeError("no memory for the next")
+
+    def told(seconds: float | None) -> None:
+        said.append(f"told {seconds}")
+        raise OSError("the region is gone")
+
+    for work in (fails, lambda: None):
+        copier.run(1, work, told)
+        copier.wait([1])
+    copier.close()
+    assert said == ["waits", "copies a group", "is over", "told None", "waits", "is over", "told 0.001"]
 
 
 def test_memory_for_less_than_a_block_of_each_group_is_refused() -> None:
