@@ -279,6 +279,7 @@ def main() -> None:
     print("|---|---|---|---|---|---|")
     for side in told.sides.split(","):
         gc.collect()
+        gc.freeze()  # what was imported is not looked at again, as in vLLM's engine
         got = run(side, scene, asked)
         first[side] = got
         share = (got["local"] + got["external"]) / got["prompt"]

@@ -7,7 +7,8 @@ holds no tokens. It remembers everything that is cached now, and the last ``most
 from __future__ import annotations
 
 import time
-from collections import deque
+from bisect import bisect_left
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from typing import Protocol
@@ -37,7 +38,9 @@ class Loss:
     ``kind``    "removed", "refused" or "cleared": the change that told it, as do ``component``, ``cause`` and ``by``
     ``tier``    where it was, or would have been
     ``when``    the time of it, and ``stored`` when it had come; None if that is not known
-    ``number``  how many pages (states) the component had lost on this tier by then
+    ``number``  how many pages (states) the component had lost on this tier by then, with the first that went with it
+
+    Pages that came together and went together have one.
     """
 
     kind: str
@@ -57,13 +60,9 @@ class Histogram:
     counts: list[int] = attrs.field(factory=lambda: [0] * (len(AGES) + 1))
     sum: float = 0.0
 
-    def add(self, seconds: float) -> None:
-        self.sum += seconds
-        for place, bound in enumerate(AGES):
-            if seconds <= bound:
-                self.counts[place] += 1
-                return
-        self.counts[-1] += 1
+    def add(self, seconds: float, times: int = 1) -> None:
+        self.sum += seconds * times
+        self.counts[bisect_left(AGES, seconds)] += times
 
 
 @attrs.define
@@ -136,14 +135,16 @@ class Paths:
         links: list[int] = []
         extra = _exactly(tokens)
         for place, (known_in, known, numbers) in enumerate(self._known):
-            if known_in == namespace and _exactly(known) == extra:
-                if known.startswith(tokens) and upto <= len(numbers) * self.page:
+            if known_in != namespace:
+                continue
+            goes_on = known.startswith(tokens) and upto <= len(numbers) * self.page
+            if (goes_on or tokens.startswith(known)) and _exactly(known) == extra:
+                if goes_on:
                     self._known.insert(0, self._known.pop(place))
                     return numbers[: upto // self.page]
-                if tokens.startswith(known):
-                    links = numbers[: max(0, len(known) - self._more) // self._page_bytes]  # all of whose tokens it had
-                    del self._known[place]
-                    break
+                links = numbers[: max(0, len(known) - self._more) // self._page_bytes]  # all of whose tokens it had
+                del self._known[place]
+                break
         size = self._page_bytes
         link = links[-1] if links else hash(namespace)
         for at in range(len(links) * size, upto * TOKEN_BYTES - size + 1, size):
@@ -310,35 +311,45 @@ class History:
         now = self.clock()
         if change.kind == "cleared":
             for key, stored in self._stored.items():
-                self._lose(key, Loss("cleared", "", "", "flushed", "", now, stored, 0))
+                self._lost.pop(key, None)
+                self._lost[key] = Loss("cleared", "", "", "flushed", "", now, stored, 0)
             self._stored.clear()
+            self._forget()
             return
         losses = self.losses(change.component, change.tier)
         keys = self._keys(change.component, change.tier, change.namespace, change.tokens, change.spans, change.boundary)
         if change.kind == "stored":
             self._stored.update(dict.fromkeys(keys, now))
-            for key in keys:
-                self._lost.pop(key, None)
+            self._not_lost(keys)
             return
         if not keys:
             return
         removed = change.kind == "removed"
         cause = change.cause if removed else f"refused: {change.cause.partition(':')[0]}"
         losses.causes[cause] = losses.causes.get(cause, 0) + len(keys)
-        for key in keys:
-            came = self._stored.pop(key, None) if removed else None
-            if came is not None:
-                losses.ages.add(now - came)
-            losses.count += 1
-            about = change.kind, change.component, change.tier, change.cause, change.by
-            self._lose(key, Loss(*about, now, came, losses.count))
+        came = [self._stored.pop(key, None) if removed else None for key in keys]
+        about = change.kind, change.component, change.tier, change.cause, change.by
+        shared: dict[float | None, Loss] = {}
+        for since, count in Counter(came).items():
+            shared[since] = Loss(*about, now, since, losses.count + 1)
+            if since is not None:
+                losses.ages.add(now - since, count)
+        self._not_lost(keys)  # the latest stand last
+        self._lost.update(zip(keys, map(shared.__getitem__, came), strict=True))
+        losses.count += len(keys)
+        self._forget()
         self.recent.append(Lost(now, change.component, change.tier, cause, change.by, len(keys)))
 
-    def _lose(self, key: int, loss: Loss) -> None:
-        self._lost.pop(key, None)  # the latest stand last
-        self._lost[key] = loss
-        if len(self._lost) > self._most:
-            for old in list(islice(self._lost, max(1, self._most // 16))):
+    def _not_lost(self, keys: list[int]) -> None:
+        if not self._lost.keys().isdisjoint(keys):
+            for key in keys:
+                self._lost.pop(key, None)
+
+    def _forget(self) -> None:
+        """Forget the oldest losses where there are too many."""
+        over = len(self._lost) - self._most
+        if over > 0:
+            for old in list(islice(self._lost, max(over, self._most // 16))):
                 self.since = max(self.since or 0.0, self._lost.pop(old).when)
 
 

@@ -103,9 +103,7 @@ class Recorder:
         assert isinstance(root, Root)
         if self._is_found(root):
             cause = "expired" if self._cause == "room" and self._is_over(node) else self._cause
-            for change in changes_of(self._keys, root.namespace, lane, node, before, after):
-                if change.kind == "removed" and cause:
-                    change = attrs.evolve(change, cause=cause, by=self._by)
+            for change in changes_of(self._keys, root.namespace, lane, node, before, after, cause, self._by):
                 self.record(change)
 
     def refused(
@@ -184,8 +182,10 @@ class Journal:
         self.add(Change("cleared"))
 
 
-def changes_of(keys: KeyMaker, namespace: str, lane: Keeper, node: Node, before: Any, after: Any) -> list[Change]:
-    """The changes of one cell, at most one of each kind."""
+def changes_of(
+    keys: KeyMaker, namespace: str, lane: Keeper, node: Node, before: Any, after: Any, cause: str = "", by: str = ""
+) -> list[Change]:
+    """The changes of one cell, at most one of each kind. What is removed has a cause."""
     found = []
     ways: tuple[tuple[Literal["removed", "stored"], Any, Any], ...] = (
         ("removed", after, before), ("stored", before, after),
@@ -195,7 +195,8 @@ def changes_of(keys: KeyMaker, namespace: str, lane: Keeper, node: Node, before:
         spans = () if is_state else _spans_of(lane.part.page_tokens, node.end, there, lost)
         if spans or (is_state and there is not None and lost is None):
             tokens, boundary = keys.tokens_in(path_key(node)), node.end if is_state else None
-            found.append(Change(kind, lane.name, lane.tier, namespace, tokens, spans, boundary))
+            why = (cause, by) if kind == "removed" and cause else ("", "")
+            found.append(Change(kind, lane.name, lane.tier, namespace, tokens, spans, boundary, *why))
     return found
 
 
