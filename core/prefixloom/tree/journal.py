@@ -195,7 +195,7 @@ def changes_of(
         spans = () if is_state else _spans_of(lane.part.page_tokens, node.end, there, lost)
         if spans or (is_state and there is not None and lost is None):
             tokens, boundary = keys.tokens_in(path_key(node)), node.end if is_state else None
-            why = (cause, by) if kind == "removed" and cause else ("", "")
+            why = (cause, by) if kind == "removed" else ("", "")
             found.append(Change(kind, lane.name, lane.tier, namespace, tokens, spans, boundary, *why))
     return found
 
