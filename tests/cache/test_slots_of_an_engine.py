@@ -194,6 +194,8 @@ def test_after_an_error_that_is_no_refusal_the_slots_are_the_caches(hook: str, m
         taken = cache.insert(range(8), slots).taken
     except (PluginError, KeyboardInterrupt):
         taken = {"full": 0, "swa": 0}
+    else:
+        assert hook != "an interrupt", "it goes on to the caller"
     returned = {name: len(found) for name, found in cache.take_back().items()}
     assert {name: taken[name] + returned.get(name, 0) for name in slots} == {"full": 4, "swa": 4}
 
@@ -246,6 +248,7 @@ def test_an_exact_lease_is_as_long_as_its_plan_or_none() -> None:
         (lambda c: c.insert(range(4), {"ful": [0, 1]}), InputError, "no component 'ful' here"),
         (lambda c: c.insert(range(4), [0, 1]), InputError, "a mapping by component"),
         (lambda c: c.insert(range(4), {}, start=1), InputError, "start is a boundary, a multiple of 2, got 1"),
+        (lambda c: c.insert(range(4), {}, start=2.0), InputError, "start is a boundary, a multiple of 2, got 2.0"),
         (lambda c: c.insert(range(4), {}, priority="high"), InputError, "a priority is a whole number"),
         (lambda c: c.lend({"full": [0, -1]}), InputError, "-1 stands for no slot"),
         (lambda c: c.lend({"swa": [0], "full": [31]}), ProtocolError, "slot 31 of 'full' is the cache's already"),

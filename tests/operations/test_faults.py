@@ -128,23 +128,28 @@ def test_what_a_failed_publication_handed_over_may_be_evicted(first: str, kind: 
     assert cache.stats().nodes == 0
 
 
+@pytest.mark.parametrize("at", ["path", "other"])
 def test_what_a_publication_handed_over_that_was_interrupted_before_it_is_covered_may_be_evicted(
-    monkeypatch: pytest.MonkeyPatch,
+    at: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A path's new cells come into the queue when they are covered and released, or by the end of the publication."""
+    whole = PathLane.follow
 
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
+    def interrupted(lane: PathLane, *given: Any) -> Any:
+        if lane.name == at:
+            raise KeyboardInterrupt
+        return whole(lane, *given)
 
-    cache = cache_of(part("path", Path(), kind=KeepsTheEnd), part("state", Point()), slots=4, debug=False)
+    parts = part("path", Path(), kind=KeepsTheEnd), part("other", Path(), kind=KeepsTheEnd), part("state", Point())
+    cache = cache_of(*parts, slots=4, debug=False)
     sequence = cache.open(TOKENS[:24])
     run(sequence, 8)
     with monkeypatch.context() as patch:
         patch.setattr(PathLane, "follow", interrupted)
         with pytest.raises(KeyboardInterrupt):
             sequence.publish()
-    assert cache.stats().components["path"].cached == 2
-    cache.evict(dict.fromkeys(("path", "state"), 1000))
+    assert cache.stats().components[at].cached == 2
+    cache.evict(dict.fromkeys(("path", "other", "state"), 1000))
     for name, pages in cache.stats().components.items():
         assert (pages.free, pages.cached, pages.leased) == (pages.capacity, 0, 0), name
     assert cache.stats().nodes == 0

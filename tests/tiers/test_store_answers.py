@@ -85,15 +85,18 @@ def test_a_sequence_that_went_on_is_left_alone_and_the_next_one_has_it(used: boo
     settle(cache)
 
 
-def test_what_is_too_much_for_the_store_is_dropped_and_counted() -> None:
+@pytest.mark.parametrize(("keep", "host"), [("through", 4096), ("back", 40)])
+def test_what_is_too_much_for_the_store_is_dropped_and_counted(keep: str, host: int) -> None:
     store = Slow(capacity=1 << 22)
     store.seconds = 0.1
-    cache, _ = composed(part("path", Path()), store=store, limits=GuardLimits(deadline=0.05, backlog_calls=2))
+    limits = GuardLimits(deadline=0.05, backlog_calls=2)
+    cache, _ = composed(part("path", Path()), store=store, limits=limits, keep=keep, host=host)
     for k in range(12):
         serve(cache, [k] * 20)
         cache.poll()
     until(cache, lambda: not behind(cache).writes.calls)
-    assert behind(cache).writes.refused > 0
+    writes = behind(cache).writes
+    assert writes.refused > 0 and writes.handed == writes.stored + writes.refused
     store.seconds = 0.0
     until(cache, lambda: not behind(cache).writes.let_go)
     assert tier_lanes(cache)[0].leased == 0
@@ -144,7 +147,8 @@ def test_whatever_a_store_answers_it_is_a_miss_with_a_reason(answer: Any, why: s
     settle(cache)
 
 
-def test_of_a_path_what_came_before_a_bad_piece_counts() -> None:
+@pytest.mark.parametrize("fetch", ["wait", "best_effort"])
+def test_of_a_path_what_came_before_a_bad_piece_counts(fetch: str) -> None:
     tokens = list(range(4 * READ + 80))
     store = Bad(capacity=1 << 24)
     store.answer = lambda key, record: record
@@ -153,7 +157,11 @@ def test_of_a_path_what_came_before_a_bad_piece_counts() -> None:
     idle(cache)
     late = 4 * READ + 8
     store.answer = lambda key, record: Miss(key, "corrupt") if record.end == late else record
-    cache, _ = composed(part("path", Path()), store=store, tokens=1024)
+    cache, _ = composed(part("path", Path()), store=store, tokens=1024, fetch=fetch)
+    with cache.open(tokens, leave=1) as sequence:
+        sequence.restore()
+        until(cache, lambda: not behind(cache).reads.fetches)
+        assert sequence.ready == (4 * READ if fetch == "wait" else 0)
     assert read_back(cache, tokens) == 4 * READ
     settle(cache)
 
