@@ -287,6 +287,29 @@ def test_a_step_that_cannot_be_entered_is_not_in_flight(monkeypatch: pytest.Monk
     settle(cache)
 
 
+def test_a_step_whose_end_was_interrupted_is_in_flight_until_its_stream_is_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cache = cache_of(part("path", Path()))
+    sim = Simulation("a")
+    sequence = cache.open(TOKENS)
+    sequence.grow(8)
+
+    def interrupted(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SimulatedStream, "record", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            enqueue(sim["a"], sequence)
+    cache.flush()
+    assert cache.stats().in_flight == 1
+    sim.drain()
+    cache.poll()
+    assert cache.stats().in_flight == 0
+    settle(cache)
+
+
 def test_the_race_detector_hears_which_state_a_draft_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     cache = cache_of(part("state", Point()))
     sim = Simulation("a", "b")
@@ -299,6 +322,21 @@ def test_the_race_detector_hears_which_state_a_draft_reads(monkeypatch: pytest.M
         cache.step([sequence], "draft") as step,
     ):
         step.run_ops(sim["b"])
+
+
+def test_the_race_detector_hears_what_the_layers_of_a_failed_step_may_have_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cache = cache_of(part("path", Path()))
+    sim = Simulation("a", "b")
+    sequence = cache.open(TOKENS)
+    sequence.grow(4)
+    with pytest.raises(ZeroDivisionError), cache.step([sequence]) as step:
+        step.run_ops(sim["a"])
+        raise ZeroDivisionError
+    monkeypatch.setattr("prefixloom.device.flight.Flight.order", lambda *args: None)
+    with pytest.raises(RaceError, match="without being ordered after 'the layers of <step 1"):
+        enqueue(sim["b"], sequence)
 
 
 def test_a_step_that_is_entered_and_lost_does_not_hold_up_the_rest(caplog: pytest.LogCaptureFixture) -> None:
