@@ -139,6 +139,8 @@ def test_our_own_cache_gives_the_same_answers_in_every_order() -> None:
 def test_the_report_says_what_was_done_and_what_was_found(capsys: pytest.CaptureFixture[str]) -> None:
     report = report_on_foreign(listed.LosesAState, ["FM"], seeds=10, schedules=2)
     assert {found.topic for found in report.findings} == {"lost"}
+    setups = [found.setup for found in report.findings if found.script]
+    assert len(setups) == len({*map(str, setups)}), "of one setup and topic, the first script stands for all"
     shown = next(found for found in report.findings if found.script)
     name = "tests.support.foreign_cache:LosesAState"
     assert command.main([name, "--on", str(shown.setup), "--play", repr(list(shown.script))]) == 1

@@ -34,7 +34,17 @@ def salt_of(namespace: str) -> PageLabel:
 
 
 class Keyed(Writer):
-    """Some prompts have several extra keys, in any order. Their spans do not overlap: so the oracle can judge them."""
+    """Some prompts have several extra keys, in any order. Their spans do not overlap: so the oracle can judge them.
+
+    In half of the scripts, tokens of prompts differ in their highest byte alone.
+    """
+
+    def __init__(self, seed: str, *given: Any) -> None:
+        super().__init__(seed, *given)
+        self.shift = random.Random(seed).choice((0, 24))
+
+    def prompt(self) -> tuple[int, ...]:
+        return tuple(token << self.shift for token in super().prompt())
 
     def extra(self, tokens: tuple[int, ...]) -> tuple[tuple[int, int, Hashable], ...]:
         spans: list[tuple[int, int, Hashable]] = []

@@ -108,6 +108,8 @@ def test_several_prompts_as_text_or_tokens_are_answered_side_by_side(client: ope
     one = client.completions.create(model="built-in", prompt=TEXT.encode(texts[0]), max_tokens=8, temperature=0)
     assert texts[0] + one.choices[0].text == right[0]
     assert told.usage is not None and told.usage.prompt_tokens == sum(map(len, texts))
+    ends = client.completions.create(model="built-in", prompt=[0, 259], max_tokens=1)
+    assert ends.usage is not None and ends.usage.prompt_tokens == 2, "the first and the last token that there are"
 
 
 def test_a_stop_string_ends_the_answer_in_front_of_it(client: openai.OpenAI) -> None:

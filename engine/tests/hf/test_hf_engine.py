@@ -32,6 +32,8 @@ def test_rows_go_through_one_pass_where_what_is_padded_costs_less(further: int, 
     """A row of the one is as long as the longest of the pass, so rows that stand far apart go apart."""
     for near, far in (((0, 1), (further, further + 2)), ((further, further + 1), (0, 2))):
         assert joined([[0], [1]], [Span(*near), Span(*far)]) == passes
+    further = 80_000  # what a group is padded by costs nothing more
+    assert joined([[0, 1], [2]], [Span(0, 1), Span(further, further + 1), Span(further, further + 2)]) == [[2, 0, 1]]
 
 
 @functools.cache
