@@ -19,7 +19,7 @@ from prefixloom.cli import main
 from prefixloom_engine.server.access import Tenant, read_keys
 from prefixloom_engine.server.app import Limits
 from prefixloom_engine.threeway.text import ByteTokenizer
-from prefixloom_hicache import HostTier
+from prefixloom_hicache import HostTier, MemoryBackend
 from tests.support.servers import ADMIN, ALICE, BOB, KEYS, RunningServer, greedy, serving, spoiled, text_model
 
 TEXT = ByteTokenizer()
@@ -255,6 +255,10 @@ def test_an_administrator_sees_flushes_and_drops(capsys: pytest.CaptureFixture[s
         url = f"file:{folder}?capacity=16MiB"
         assert command("attach", url) == {"store": url}
         assert "is attached already" in command("attach", url)
+        second = MemoryBackend(1 << 20)
+        with pytest.raises(InputError, match="is attached already"):  # as where two come at once
+            server.store.take(second, "memory:")
+        assert second._closed
         alice.post("/v1/completions", json=ask(prompt, 2))
         eventually(lambda: command("stats")["tier"]["to_store"] == 0)
         assert command("detach") == {"store": None}

@@ -6,6 +6,7 @@ and end, and no span of a track runs beyond the one around it.
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -69,6 +70,8 @@ def read_trace(path: Path, *, killed: bool = False) -> ReadTrace:
             assert packet.timestamp >= packets[0].timestamp, "an event before the trace"
             events.append((packet.timestamp, packet.track_event))
     assert packets[0].HasField("clock_snapshot") and packets[1].track_descriptor.process.pid
+    clocks = {each.clock_id: each.timestamp for each in packets[0].clock_snapshot.clocks}
+    assert abs(clocks[protos.BUILTIN_CLOCK_REALTIME] - time.time_ns()) < 3600e9, "a viewer tells another time of day"
     for when, event in sorted(
         events, key=lambda each: each[0]
     ):  # as the viewer does: those of one moment as they stand
