@@ -54,9 +54,10 @@ def fail() -> None:
     raise Broken
 
 
-def test_slots_that_retired_together_are_taken_early_by_one_owner_at_a_time() -> None:
+@pytest.mark.parametrize("free", [0, 4])
+def test_slots_that_retired_together_are_taken_early_by_one_owner_at_a_time(free: int) -> None:
     """Two take of what one abort gave back, on two streams: both come after the step that may still write it."""
-    cache = cache_of(part("path", Path()), tokens=32)
+    cache = cache_of(part("path", Path()), tokens=32 + free)
     sim = Simulation("a", "b", "c")
     first = cache.open(TOKENS)
     first.grow(32)

@@ -242,9 +242,9 @@ def test_the_breaker_opens_after_failures_in_a_row_and_probes_with_one_call(stor
 def test_a_store_that_says_io_is_failing_and_one_that_misses_is_not(store: Moody, clock: ManualClock) -> None:
     guarded = Guarded(store, GuardLimits(breaker=BreakerLimits(failures=2)), clock)
     for reason, state in (("absent", "closed"), ("corrupt", "closed"), ("io", "open")):
-        store.mood = lambda reason=reason: (Miss(key_of(1), reason),)  # type: ignore[misc]
+        store.mood = lambda reason=reason: (Miss(key_of(1), reason), Miss(key_of(2), "absent"))  # type: ignore[misc]
         for _ in range(2):
-            guarded.get([key_of(1)]).wait()
+            guarded.get([key_of(1), key_of(2)]).wait()
         assert guarded.breaker.state == state, reason
 
 

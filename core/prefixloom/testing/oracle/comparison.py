@@ -6,6 +6,7 @@ The cache decides what it evicts. The model decides what the cache may evict, wh
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import Any
 
 import attrs
@@ -528,6 +529,8 @@ class ComparedCache:
             every = self.model.candidates(ids, limit)
             agree = set(got) <= set(every) if self.allowances.narrows else got == every
             require(agree, "candidates %s, not %s", got, every)
+            apart = all(before + self.model.page < after for (_, before), (after, _) in pairwise(runs))
+            require(apart, "runs of candidates that are one: %s", runs)
             self.check_explanation(plan, ids, min(plan.walked, limit), limit)
         return plan
 
