@@ -340,6 +340,22 @@ def test_without_a_history_it_is_said_that_none_is_kept() -> None:
     assert not again.remembered, "it follows no longer"
 
 
+def test_a_history_that_missed_changes_begins_again_with_what_is_cached(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prefixloom.cache.cache.MOST", 2)
+    now = [100.0]
+    cache = path_cache(tokens=80)
+    history = cache.history(clock=lambda: now[0])
+    for first in (0, 100, 200):
+        serve(cache, range(first, first + 8))
+    now[0] = 110.0
+    history.poll()
+    cache.evict(2)
+    now[0] = 130.0
+    history.poll()
+    ages = history.losses("path", "device").ages
+    assert (history.since, sum(ages.counts), ages.sum) == (110.0, 2, 2 * 20.0)
+
+
 def test_a_history_remembers_so_many_losses_and_no_tokens() -> None:
     cache = path_cache(tokens=80)
     history = cache.history(most=16)
@@ -420,6 +436,10 @@ def test_a_history_counts_losses_and_how_long_after_them_a_prompt_missed() -> No
     assert (losses.count, losses.causes, losses.ages.sum, losses.gaps.sum) == (10, {"asked": 10}, 10 * 60.0, 5.0)
     assert (sum(losses.ages.counts), sum(losses.gaps.counts)) == (10, 1)
     assert losses.ages.counts[AGES.index(60.0)] == 10, "a bound is the largest time that falls below it"
+    now[0] += 2 * AGES[-1]
+    with cache.open([*TOKENS, *range(4)]) as sequence:
+        cache.account(sequence)
+    assert losses.gaps.counts[-1] == 1, "above the last bound"
 
 
 @pytest.mark.parametrize("lookahead", [0, 2])

@@ -96,16 +96,20 @@ def test_without_states_there_is_nothing_to_fill() -> None:
 
 def test_what_rests_in_another_form_is_decoded() -> None:
     manifest = Manifest([Buffer("data", (8,), "float32")], stored_as=Codec("int8", tolerance=0.004))
-    cache = cache_of(part("path", Path()), Component("state", manifest, Point()), slots=12, max_running=2)
+    states = [Component(name, manifest, Point()) for name in ("state", "other")]
+    cache = cache_of(part("path", Path()), *states, slots=12, max_running=2)
     values = torch.linspace(-1, 1, 8)
     with cache.open(TOKENS[:8]) as first:
         first.grow(8)
         first.fill()
-        content(cache, first)[:] = values
+        for name in ("state", "other"):
+            content(cache, first, name)[:] = values
         first.commit()
     with cache.open(TOKENS, leave=1) as second:
+        assert second.ready == 8
         second.fill()
-        assert (content(cache, second) - values).abs().max() < 0.01
+        for name in ("state", "other"):
+            assert (content(cache, second, name) - values).abs().max() < 0.01
     settle(cache)
 
 

@@ -18,9 +18,9 @@ def hybrid(**options: Any) -> Any:
     return cache_of(part("path", Path()), part("window", Window(10)), part("state", Point()), **options)
 
 
-def content(cache: Any, sequence: Any) -> torch.Tensor:
-    slot = sequence.pages("state")[0]
-    found: torch.Tensor = cache.pool("state").buffers["data"][:, slot]
+def content(cache: Any, sequence: Any, name: str = "state") -> torch.Tensor:
+    slot = sequence.pages(name)[0]
+    found: torch.Tensor = cache.pool(name).buffers["data"][:, slot]
     return found
 
 

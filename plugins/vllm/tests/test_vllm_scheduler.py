@@ -341,6 +341,15 @@ def test_the_oldest_goes_when_the_host_is_full(make: Any) -> None:
     assert engine.hit(request("y0", [0] * 26)) == 0
 
 
+def test_beside_requests_that_wait_for_a_load_there_is_room_for_others(make: Any) -> None:
+    """What no boundary needs goes first, and then the ends of paths: there is enough of both for a third prompt."""
+    engine = make(FULL, WINDOW)
+    for user in range(3):
+        serve(engine, f"{user}", [user] * 26)
+        waiting = [engine.hit(request(f"x{user} {each}", [each] * 26)) for each in range(user + 1)]
+        assert waiting == [24] * (user + 1)
+
+
 def test_a_store_survives_its_process_and_is_refused_to_another_model(make: Any, tmp_path: Path) -> None:
     store = {"store": str(tmp_path / "store"), "store_capacity": "16MiB", "staging": "1MiB", "fetch": "wait"}
     engine = make(FULL, STATE, **store)
