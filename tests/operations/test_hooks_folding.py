@@ -304,6 +304,17 @@ def test_a_state_that_a_lease_covers_is_not_dropped_on_a_split() -> None:
     settle(cache)
 
 
+@pytest.mark.parametrize(("at", "halves"), [(20, (0, 3)), (32, (1, 2)), (36, (2, 1))])
+def test_a_split_shows_how_many_pages_each_half_has(at: int, halves: tuple[int, int]) -> None:
+    mine, shown = answering("mine", Window(10)), []
+    cache = cache_of(part("path", Path()), mine)
+    serve(cache, TOKENS)
+    cache.evict({"mine": 7})  # what the window at 40 does not need
+    mine.splitting = lambda parent, child: shown.append((parent.pages, child.pages))
+    serve(cache, [*TOKENS[:at], *[1] * 4])
+    assert shown == [halves]
+
+
 def test_dropping_is_for_states_and_page_cells_are_sliced_all_the_same() -> None:
     mine = answering("mine", Path())
     cache = cache_of(mine)

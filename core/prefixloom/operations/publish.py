@@ -15,7 +15,7 @@ from typing import Any
 
 from ..contract.admission import StateView
 from ..contract.values import Claim, NodeView, Receipt, SplitRule, WalkView
-from ..device.pool import NO_SLOT, Stage
+from ..device.pool import ID_BYTES, NO_SLOT, Stage, present
 from ..errors import CapacityError
 from ..tree.expiries import NEVER
 from ..tree.keys import clipped
@@ -63,7 +63,9 @@ def _drops_on_split(core: Core, lane: Lane, node: Node, boundary: int) -> bool:
     if hook is None or cell is None:
         return False
     start, end, is_state = node.start, node.end, lane.unit == "boundary"
-    pages = 0 if is_state else lane.size(cell) * (boundary - start) // (end - start)
+    pages = 0
+    if not is_state:  # ``data`` are the last pages of the edge
+        pages = present(cell.data[: -((end - boundary) // lane.part.page_tokens * ID_BYTES)])
     extra = core.keys.extra_in(node.key, start)
     views = (
         NodeView(start, boundary, pages, cell.locks, extra=clipped(extra, start, boundary)),
