@@ -306,9 +306,10 @@ def test_a_record_that_is_too_large_for_the_server_is_refused_and_the_others_are
     store.close()
 
 
-def test_the_server_is_asked_for_nothing_that_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of no keys nothing, of what is found no fingerprints, and a fingerprint is noted once."""
-    store: Any = REDIS.open(0)
+@pytest.mark.parametrize("case", [REDIS, S3], ids=KINDS)
+def test_the_server_is_asked_for_nothing_that_is_known(case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of no keys nothing, of what is there no fingerprints, and a fingerprint is noted once."""
+    store: Any = case.open(0)
     asked: list[str] = []
     for name in ("read", "write", "present", "remove", "note", "notes"):
         call = getattr(store.values, name)
@@ -318,10 +319,16 @@ def test_the_server_is_asked_for_nothing_that_is_known(monkeypatch: pytest.Monke
     asked.clear()
     assert (store.get([]), store.put([]), store.exists([]), store.delete([])) == ((),) * 4
     assert asked == []
-    other: Any = REDIS.reopen(store)
-    monkeypatch.setattr(other.values, "notes", lambda: asked.append("notes"))
+    other: Any = case.reopen(store)
+    monkeypatch.setattr(server_store, "NOTES_FOR", 0.0)
+    monkeypatch.setattr(other.values, "notes", lambda: (asked.append("notes"), {})[1])
     assert other.get(KEYS[:4]) == tuple(RECORDS[:4])
+    assert reasons(other.get(KEYS[:2], [bytearray(9), bytearray(9)])) == {"size"}
     assert asked == []
+    other.put(RECORDS[4:5])
+    other.get([key_of(1, attrs.evolve(ONE, model="another"))])
+    other.get(KEYS[5:6])  # the server has lost the note, and it is known to have records
+    assert asked == ["notes"]
     other.close()
 
 
