@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from prefixloom.cache.sequence import Sequence
 from prefixloom_engine import Engine
 from prefixloom_engine.forward.stream import LaunchedStep
 from prefixloom_engine.threeway import BoundThreeWay
@@ -53,6 +54,33 @@ def test_a_step_that_fails_costs_a_recompute_and_nothing_else(
     assert [answer.tokens for answer in answers] == expected
     assert engine.counts.failed > 0
     assert "failed: Broken('half-way')" in caplog.text
+    nothing_left(cache)
+
+
+class Late:
+    """A restore that brings nothing, and takes a few steps for it."""
+
+    asked = 0
+
+    @property
+    def over(self) -> bool:
+        self.asked += 1
+        return self.asked > 4
+
+
+@pytest.mark.parametrize("overlap", [True, False], ids=["ahead", "not ahead"])
+def test_what_is_computed_again_alone_waits_for_its_restore(
+    failing: Any, monkeypatch: pytest.MonkeyPatch, overlap: bool
+) -> None:
+    requests = mixed(6)
+    expected = plain(model(), requests)
+    cache = cache_for(model(), CAPACITY)
+    failing(5)
+    monkeypatch.setattr(Sequence, "restore", lambda sequence: Late())
+    with Engine(model(), cache, chunk=128, overlap=overlap) as engine:
+        answers = engine.generate(requests)
+    assert [answer.tokens for answer in answers] == expected
+    assert engine.counts.failed > 0
     nothing_left(cache)
 
 

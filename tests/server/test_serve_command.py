@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import signal
 import socket
@@ -18,6 +19,8 @@ import httpx
 import pytest
 
 from prefixloom.cli import main
+from prefixloom_engine.server.app import Limits
+from prefixloom_engine.server.command import add_arguments, settings_of
 
 BODY = {"prompt": "a prompt that outlives its process " * 6, "max_tokens": 4, "temperature": 0}
 
@@ -130,6 +133,16 @@ def test_what_cannot_be_served_is_refused_at_once(
     assert main(["serve", *options]) == 2
     said = capsys.readouterr().err
     assert says in said and said.count("\n") == 1
+
+
+def test_limits_are_by_default_those_of_a_server_in_python() -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    told, limits = settings_of(parser.parse_args([])), Limits()
+    assert (told.sizes["max_body"], told.sizes["max_bodies"]) == (limits.body, limits.bodies)
+    assert [told.numbers[name] for name in ("timeout", "max_answer", "drain")] == [
+        limits.seconds, limits.answer, limits.drain_seconds,
+    ]  # fmt: skip
 
 
 def test_memory_is_divided_for_the_requests_that_are_said_to_come() -> None:
