@@ -198,6 +198,8 @@ def run(side: str, scene: Scene, asked: list[Entry]) -> dict[str, Any]:
     worker = CopiesThatEnd(side, scheduler, config, kv_cache_config)
     hasher = get_request_block_hasher(scheduler.hash_block_size, sha256)
     requests = deque(enumerate(asked))
+    gc.collect()
+    gc.freeze()  # what is there is not looked at again, as in vLLM's engine
     found = {"side": side, "requests": len(requests), "prompt": sum(len(each.tokens) for each in asked)}
     local = external = steps = open_requests = 0
     times: list[float] = []
@@ -278,8 +280,6 @@ def main() -> None:
     print("| side | found on the device | and on the host | of the prompts | ms of the scheduler a request | median |")
     print("|---|---|---|---|---|---|")
     for side in told.sides.split(","):
-        gc.collect()
-        gc.freeze()  # what was imported is not looked at again, as in vLLM's engine
         got = run(side, scene, asked)
         first[side] = got
         share = (got["local"] + got["external"]) / got["prompt"]

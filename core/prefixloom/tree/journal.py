@@ -70,7 +70,7 @@ class Change:
 class Recorder:
     """What lanes and operations tell, handed to each of the ``journals`` that follow a cache."""
 
-    __slots__ = ("_by", "_cause", "_is_found", "_is_over", "_keys", "journals")
+    __slots__ = ("_by", "_cause", "_is_found", "_is_over", "_keys", "_path", "journals")
 
     def __init__(self, keys: KeyMaker, is_found: Callable[[Root], bool], is_over: Callable[[Node], bool]) -> None:
         """``is_found``: whether matches may find what hangs below a root. ``is_over``: whether the time has passed
@@ -80,6 +80,7 @@ class Recorder:
         self._is_found = is_found
         self._is_over = is_over
         self._cause = self._by = ""
+        self._path: tuple[Node, int, Tokens] | None = None  # of the latest change; several lanes often follow it
         self.journals: list[Journal] = []
 
     @contextmanager
@@ -103,7 +104,9 @@ class Recorder:
         assert isinstance(root, Root)
         if self._is_found(root):
             cause = "expired" if self._cause == "room" and self._is_over(node) else self._cause
-            for change in changes_of(self._keys, root.namespace, lane, node, before, after, cause, self._by):
+            if self._path is None or self._path[0] is not node or self._path[1] != node.end:
+                self._path = node, node.end, self._keys.tokens_in(path_key(node))
+            for change in changes_of(root.namespace, lane, node, self._path[2], before, after, cause, self._by):
                 self.record(change)
 
     def refused(
@@ -183,7 +186,7 @@ class Journal:
 
 
 def changes_of(
-    keys: KeyMaker, namespace: str, lane: Keeper, node: Node, before: Any, after: Any, cause: str = "", by: str = ""
+    namespace: str, lane: Keeper, node: Node, path: Tokens, before: Any, after: Any, cause: str = "", by: str = ""
 ) -> list[Change]:
     """The changes of one cell, at most one of each kind. What is removed has a cause."""
     found = []
@@ -194,9 +197,9 @@ def changes_of(
         is_state = lane.unit == "boundary"
         spans = () if is_state else _spans_of(lane.part.page_tokens, node.end, there, lost)
         if spans or (is_state and there is not None and lost is None):
-            tokens, boundary = keys.tokens_in(path_key(node)), node.end if is_state else None
+            boundary = node.end if is_state else None
             why = (cause, by) if kind == "removed" else ("", "")
-            found.append(Change(kind, lane.name, lane.tier, namespace, tokens, spans, boundary, *why))
+            found.append(Change(kind, lane.name, lane.tier, namespace, path, spans, boundary, *why))
     return found
 
 
@@ -222,5 +225,5 @@ def contents(keys: KeyMaker, lanes: Iterable[Keeper], roots: Iterable[Root]) -> 
         for node in descendants(root)
         for lane in lanes
         if (cell := node.cells[lane.index]) is not None
-        for change in changes_of(keys, root.namespace, lane, node, None, cell.data)
+        for change in changes_of(root.namespace, lane, node, keys.tokens_in(path_key(node)), None, cell.data)
     ]

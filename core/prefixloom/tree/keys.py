@@ -281,6 +281,8 @@ class KeyMaker:
     def tokens_in(self, key: bytes) -> Tokens:
         """The tokens whose elements are ``key``, with their extra keys: ``lookahead`` more than there are elements."""
         k = self.lookahead
+        if not k and not self._meant:
+            return Tokens(key)
         wide = array("i", key)
         numbers = wide[:: k + 1] + wide[len(wide) - k :] if k else wide
         if key[TOKEN_BYTES - 1 :: TOKEN_BYTES].isascii():
