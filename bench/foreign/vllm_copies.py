@@ -21,7 +21,6 @@ from pathlib import Path
 
 import torch
 
-from prefixloom.device import kernels_triton
 from prefixloom_vllm.figures import Figures
 from prefixloom_vllm.groups import groups_of
 from prefixloom_vllm.region import Region
@@ -139,7 +138,7 @@ def slowed(side: CopyingWorker, model: Products, to_host: bool) -> float:
     return beside / alone
 
 
-def measure(name: str, folder: Path, programs: list[int], rounds: int) -> None:
+def measure(name: str, folder: Path, rounds: int) -> None:
     side, model = CopyingWorker(folder, *SHAPES[name]), Products()
     torch.cuda.synchronize()
 
@@ -149,11 +148,9 @@ def measure(name: str, folder: Path, programs: list[int], rounds: int) -> None:
         print(f"| {name} | {way} | {what} | {BYTES / took / 1e9:.1f} | {spent * 1e3:.1f} | {more} |", flush=True)
 
     for to_host in (True, False):
-        for count in programs:
-            kernels_triton.PROGRAMS = count
-            side.copy(to_host)
-            times = f"{slowed(side, model, to_host):.2f}"
-            row(f"connector, {count} programs", to_host, partial(side.copy, to_host), times)
+        side.copy(to_host)
+        times = f"{slowed(side, model, to_host):.2f}"
+        row("connector", to_host, partial(side.copy, to_host), times)
         row("a call for each, page-locked", to_host, partial(side.one_by_one, to_host))
     side.region.page_unlock()
     for to_host in (True, False):
@@ -163,7 +160,6 @@ def measure(name: str, folder: Path, programs: list[int], rounds: int) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.foreign.vllm_copies", description=__doc__)
-    parser.add_argument("--programs", default="32", help="numbers of programs to be tried, with commas")
     parser.add_argument("--rounds", type=int, default=9)
     options = parser.parse_args()
     if not torch.cuda.is_available():
@@ -173,7 +169,7 @@ def main() -> int:
     print("|---|---|---|---|---|---|")
     for name in SHAPES:
         with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-            measure(name, Path(folder), [int(each) for each in options.programs.split(",")], options.rounds)
+            measure(name, Path(folder), options.rounds)
     return 0
 
 
