@@ -19,8 +19,8 @@ other batches do on a busy machine. 1.1e-5 was seen; what a spoiled page does is
 """
 
 MORE = 3
-"""Near ties, and places where another expert was chosen, may be so many times as frequent as between two runs without a
-cache, and three more: it depends on where chunks begin.
+"""A run with a cache may have so many times the near ties that two runs without one have, and so many beside. The same
+holds for places where another expert was chosen. Their number depends on where chunks begin.
 """
 
 SAMPLE = 1.05
@@ -33,8 +33,8 @@ BOTH = 2
 """Of two tokens, one may gain as much as two runs with the cache off are apart, and the other lose as much."""
 
 ROUNDING = 0.0625
-"""but not more than two steps of bfloat16 at the size of these models' logits. Where another expert was chosen, two
-runs are ten times further apart, and that says nothing of other places.
+"""The largest gain and loss that count as rounding: two steps of bfloat16 at the size of these models' logits. Where
+another expert was chosen, two runs are ten times further apart, and that says nothing of other places.
 """
 
 
@@ -56,7 +56,7 @@ class Comparison:
     different: tuple[str, ...]
     """Requests whose prompt is the same, and whose tokens are not, where the engine was sure of its token."""
     ties: int
-    """Requests that differ first at a token whose runner-up was near."""
+    """Requests that differ first at a near tie: a token whose runner-up could have changed places with it."""
     widest: float
     """How far the runner-up was at the most, among these."""
     moved: int

@@ -298,7 +298,7 @@ class History:
         page, tree_page = self._pages[component], self._paths.page
         deepest = max((high for _, high in spans), default=0)
         links = self._paths.of(namespace, tokens, -(-deepest // tree_page) * tree_page)
-        if page == tree_page:
+        if page == tree_page:  # as ``_key`` makes them, all at once
             kind = hash((component, tier))
             return [kind ^ link for low, high in spans for link in links[low // page : high // page]]
         return [
@@ -329,11 +329,11 @@ class History:
         losses.causes[cause] = losses.causes.get(cause, 0) + len(keys)
         came = [self._stored.pop(key, None) if removed else None for key in keys]
         about = change.kind, change.component, change.tier, change.cause, change.by
-        shared: dict[float | None, Loss] = {}
-        for since, count in Counter(came).items():
-            shared[since] = Loss(*about, now, since, losses.count + 1)
-            if since is not None:
-                losses.ages.add(now - since, count)
+        shared: dict[float | None, Loss] = {}  # by the time at which they came
+        for moment, count in Counter(came).items():
+            shared[moment] = Loss(*about, now, moment, losses.count + 1)
+            if moment is not None:
+                losses.ages.add(now - moment, count)
         self._not_lost(keys)  # the latest stand last
         self._lost.update(zip(keys, map(shared.__getitem__, came), strict=True))
         losses.count += len(keys)
@@ -341,6 +341,7 @@ class History:
         self.recent.append(Lost(now, change.component, change.tier, cause, change.by, len(keys)))
 
     def _not_lost(self, keys: list[int]) -> None:
+        """Forget what was lost of these pages before."""
         if not self._lost.keys().isdisjoint(keys):
             for key in keys:
                 self._lost.pop(key, None)
