@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import re
 import weakref
@@ -70,6 +71,32 @@ def test_with_priorities_the_lowest_is_retracted_and_the_highest_admitted_first(
         answers = engine.generate(requests)
     assert seen
     assert [answer.tokens for answer in answers] == plain(model(), requests)
+
+
+@pytest.mark.parametrize("overlap", [True, False], ids=["ahead", "not ahead"])
+def test_request_retracted_in_the_plan_of_any_of_its_tokens_is_answered_whole(overlap: bool) -> None:
+    """Take the pages that a more urgent prompt needs, so that the step gives up the decode that it has planned."""
+    requests = [Request(prompt(1, 100), 7), Request(prompt(2, 330), 4, priority=1)]
+    retracted = 0
+    for tokens_before in range(1, 5 if overlap else 6):  # with the last, the plan has the last token
+        cache = cache_for(model(), {"full": 480, "swa": 480, "mamba": 64})
+        with Engine(model(), cache, policy="priority", chunk=128, overlap=overlap) as engine:
+            answers = [engine.add(requests[0])]
+            while len(answers[0].tokens) < tokens_before:
+                engine.step()
+            answers.append(engine.add(requests[1]))
+            engine.step()
+            guest = cache.open([0])
+            with contextlib.suppress(CapacityError):
+                while True:
+                    guest.grow(16)
+            engine.step()
+            retracted += engine.counts.retracted
+            guest.abort()
+            for _ in range(100):
+                engine.step()
+        assert [answer.tokens for answer in answers] == plain(model(), requests)
+    assert retracted
 
 
 def test_a_request_waits_for_the_checkpoint_of_another_that_shares_its_beginning() -> None:
