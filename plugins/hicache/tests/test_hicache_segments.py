@@ -370,3 +370,26 @@ def test_what_goes_while_a_reader_asks_why_it_went_is_not_taken_for_damage(
     disk.left = at
     (found,) = reader.get([key_of(0)])
     assert isinstance(found, Record) if not deletes and at > 1 else isinstance(found, Miss) and found.reason == "absent"
+
+
+@pytest.mark.parametrize("others", range(1, 12))
+def test_record_written_again_while_it_is_read_is_kept(tmp_path: Path, others: int) -> None:
+    """However many records come between, a read of the old place must not forget the new one."""
+
+    class Meanwhile(Disk):
+        acts = False
+
+        def read_into(self, file: int, buffer: memoryview, offset: int) -> int:
+            if self.acts:
+                self.acts = False
+                store.put([record_of(seed, 3000) for seed in (*range(1, others), 0)])
+            return super().read_into(file, buffer, offset)
+
+    disk = Meanwhile()
+    store = FileBackend(tmp_path, 2 * SEGMENT, segment_bytes=SEGMENT, disk=disk)
+    stored(store, record_of(0, 3000))
+    disk.acts = True
+    (found,) = store.get([key_of(0)])
+    assert isinstance(found, Record) or found.reason == "absent"
+    (again,) = store.get([key_of(0)])
+    same(again, record_of(0, 3000))
