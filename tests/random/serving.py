@@ -186,8 +186,13 @@ class Clients:
             self.counts[f"status {got.status_code}"] += 1
             if not got.json()["error"]["message"] or got.status_code not in (400, 413, 429, 500, 503, 504):
                 self.wrong.append(f"{got.status_code}: {got.text}")
-        elif answer is not None:
-            self.check(got.json()["choices"][0]["text"], answer)
+            return
+        told = got.json()
+        used = told["usage"]
+        if used["prompt_tokens_details"]["cached_tokens"] >= used["prompt_tokens"]:  # the last token is never cached
+            self.wrong.append(f"more is cached than was asked: {used}")
+        if answer is not None:
+            self.check(told["choices"][0]["text"], answer)
         else:
             self.counts["drawn"] += 1
 
