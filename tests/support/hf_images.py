@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForImageTextToText
+from transformers import AutoConfig, AutoModelForImageTextToText, CLIPImageProcessorPil, LlavaProcessor
 
 from .hf_models import COMMON, DELTA, FULL, LINEAR, ROUTED, SLIDING, WINDOW
+from .hf_texts import byte_tokenizer
 
 IMAGE, VIDEO, BEGIN, END = 90, 91, 92, 93
 """Ids: the place of an image, of a video, and what stands before and behind."""
@@ -179,3 +181,32 @@ def answered(model: Any, inputs: dict[str, Tensor], count: int = 6, cache: Any =
     )
     found: list[int] = out[0, inputs["input_ids"].shape[1] :].tolist()
     return found
+
+
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{% if m.content is string %}{{ m.content }}{% else %}{% for c in m.content %}"
+    "{% if c.type == 'image' %}<image>{% else %}{{ c.text }}{% endif %}{% endfor %}{% endif %}<|end|>{% endfor %}"
+    "<assistant>"
+)
+
+
+def llava_folder(path: Path) -> Path:
+    """Save a llava of random weights whose tokens are bytes, with the processor of its images, to ``path``."""
+    tokenizer = byte_tokenizer(eos_token="<|end|>", additional_special_tokens=["<image>"])
+    LlavaProcessor(
+        image_processor=CLIPImageProcessorPil(size={"shortest_edge": PIXELS}, crop_size=PIXELS),
+        tokenizer=tokenizer, patch_size=PATCH, vision_feature_select_strategy="default", chat_template=TEMPLATE,
+        num_additional_image_tokens=1,
+    ).save_pretrained(path)  # fmt: skip
+    torch.manual_seed(0)
+    facts = CONFIGS["llava"]
+    config = AutoConfig.for_model(
+        "llava", **{**facts, "text_config": {**facts["text_config"], "vocab_size": len(tokenizer)}},
+        image_token_id=tokenizer.convert_tokens_to_ids("<image>"), eos_token_id=tokenizer.eos_token_id,
+    )  # fmt: skip
+    model = AutoModelForImageTextToText.from_config(config)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.normal_(0, 0.2)
+    model.save_pretrained(path)
+    return path

@@ -18,52 +18,21 @@ pytest.importorskip("PIL", reason="Pillow is not installed: it is part of the ex
 
 import torch
 from PIL import Image
-from transformers import (
-    AutoConfig,
-    AutoModelForImageTextToText,
-    CLIPImageProcessorPil,
-    LlavaProcessor,
-)
 
 from prefixloom_engine.hf import load
 from prefixloom_engine.hf.text import MOST_PIXELS, load_tokenizer
 from prefixloom_engine.server.app import Limits
 from tests.server.test_server_clients import eventually
-from tests.support.hf_images import CONFIGS, PATCH, PIXELS
-from tests.support.hf_texts import byte_tokenizer
+from tests.support.hf_images import PATCH, PIXELS, llava_folder
 from tests.support.servers import RunningServer, serving
 
-TEMPLATE = (
-    "{% for m in messages %}<{{ m.role }}>{% if m.content is string %}{{ m.content }}{% else %}{% for c in m.content %}"
-    "{% if c.type == 'image' %}<image>{% else %}{{ c.text }}{% endif %}{% endfor %}{% endif %}<|end|>{% endfor %}"
-    "<assistant>"
-)
 BEFORE, BEHIND = "Look at this picture, please: ", " What do you see there, and what do you not see?"
 PLACES = (PIXELS // PATCH) ** 2
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A llava of random weights whose tokens are bytes, with the processor of its images."""
-    path = tmp_path_factory.mktemp("model")
-    tokenizer = byte_tokenizer(eos_token="<|end|>", additional_special_tokens=["<image>"])
-    LlavaProcessor(
-        image_processor=CLIPImageProcessorPil(size={"shortest_edge": PIXELS}, crop_size=PIXELS),
-        tokenizer=tokenizer, patch_size=PATCH, vision_feature_select_strategy="default", chat_template=TEMPLATE,
-        num_additional_image_tokens=1,
-    ).save_pretrained(path)  # fmt: skip
-    torch.manual_seed(0)
-    facts = CONFIGS["llava"]
-    config = AutoConfig.for_model(
-        "llava", **{**facts, "text_config": {**facts["text_config"], "vocab_size": len(tokenizer)}},
-        image_token_id=tokenizer.convert_tokens_to_ids("<image>"), eos_token_id=tokenizer.eos_token_id,
-    )  # fmt: skip
-    model = AutoModelForImageTextToText.from_config(config)
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.normal_(0, 0.2)
-    model.save_pretrained(path)
-    return path
+    return llava_folder(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")

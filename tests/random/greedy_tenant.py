@@ -1,0 +1,225 @@
+"""An honest tenant beside one who tries all at once.
+
+The greedy tenant sends bodies that take long to read, file names and addresses in place of images, more requests than
+there is room for, and the highest priority.
+
+``python -m tests.random.greedy_tenant [--turns 80]``: about two minutes.
+
+It starts ``prefixloom serve`` with a tiny model that takes images, and keys for two tenants. The honest one asks its
+conversations first on a quiet server, then anew beside the attacks. The exit code is 1 if an answer was refused, if an
+address or a file was touched that only an attacker named, or if the server and its processes hold more memory than
+``MOST``. The ratio of the two medians is printed: the clock of a busy machine decides nothing here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import json
+import os
+import re
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+HONEST, GREEDY = "honest-key-0123456789", "greedy-key-0123456789"
+MOST = 1500
+"""MiB that the server and its processes may hold besides what they held before the attacks."""
+CONNECTIONS = 30
+PICTURES = (
+    "images",
+    "image",
+    "videos",
+    "audio",
+    "url",
+    "path",
+    "chat_template",
+    "processor_kwargs",
+    "size",
+    "crop_size",
+)
+
+
+class Canary:
+    """An address and a file of which an attacker tells the server. Nothing else knows them."""
+
+    def __init__(self, folder: Path) -> None:
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self._socket.setblocking(False)
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}/canary.png"
+        self.file = folder / "canary.png"
+        os.mkfifo(self.file)
+
+    @property
+    def touched(self) -> list[str]:
+        found = []
+        with suppress(BlockingIOError):
+            self._socket.accept()[0].close()
+            found.append(self.url)
+        try:
+            os.close(os.open(self.file, os.O_WRONLY | os.O_NONBLOCK))
+            found.append(str(self.file))
+        except OSError as error:
+            assert error.errno == errno.ENXIO  # nobody has it open for reading
+        return found
+
+
+class Victim:
+    """The server, from its start to its end."""
+
+    def __init__(self, model: Path, keys: Path) -> None:
+        options = f"--model {model} --keys {keys} --port 0 --memory 8MiB --threads 1 --max-running 4".split()
+        command = [sys.executable, "-m", "prefixloom", "serve", *options]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        assert self.process.stdout is not None
+        found = re.search(r"http://127\.0\.0\.1:(\d+)/v1", self.process.stdout.readline())
+        assert found, "the server says where it listens"
+        self.url = f"http://127.0.0.1:{found[1]}"
+
+    def client(self, key: str) -> httpx.Client:
+        return httpx.Client(base_url=self.url, headers={"authorization": f"Bearer {key}"}, timeout=120, trust_env=False)
+
+    @property
+    def mebibytes(self) -> float:
+        """The memory of the server and of the processes that it started."""
+        numbers, total = [self.process.pid], 0.0
+        while numbers:
+            number = numbers.pop()
+            with suppress(OSError):
+                pages = Path(f"/proc/{number}/statm").read_text(encoding="ascii").split()[1]
+                total += int(pages) * os.sysconf("SC_PAGESIZE") / 2**20
+                for task in Path(f"/proc/{number}/task").iterdir():
+                    numbers += map(int, (task / "children").read_text(encoding="ascii").split())
+        return total
+
+    def end(self) -> None:
+        self.process.terminate()
+        self.process.wait()
+
+
+def honest(victim: Victim, turns: int, begin: str) -> list[float]:
+    """Ask ``turns`` turns of short conversations, and return how long each answer took."""
+    seconds, messages = [], []
+    with victim.client(HONEST) as http:
+        for turn in range(turns):
+            if turn % 4 == 0:
+                messages = [{"role": "system", "content": f"{begin} {turn} is polite and short."}]
+            messages.append({"role": "user", "content": f"Question {turn}?"})
+            begun = time.monotonic()
+            told = http.post("/v1/chat/completions", json={"messages": messages, "max_tokens": 8, "temperature": 0})
+            seconds.append(time.monotonic() - begun)
+            told.raise_for_status()
+            messages.append(told.json()["choices"][0]["message"] | {"content": "Yes."})
+    return seconds
+
+
+Attack = Callable[[httpx.Client, Canary, int], httpx.Response]
+
+
+def nested(http: httpx.Client, _: Canary, number: int) -> httpx.Response:
+    body = b'{"prompt": [' + b"[]," * 2_600_000 + b"[]]}"
+    return http.post(("/v1/completions", "/tokenize", "/cache/explain")[number % 3], content=body,
+                     headers={"content-type": "application/json"})  # fmt: skip
+
+
+def named(http: httpx.Client, canary: Canary, number: int) -> httpx.Response:
+    value: Any = (canary.url, str(canary.file), f"file://{canary.file}", {"height": 99999, "width": 99999})[number % 4]
+    values = value if number % 8 < 4 or isinstance(value, dict) else [value]
+    message = {"role": "user", "content": "Look"}
+    body: dict[str, Any] = {"messages": [message], "max_tokens": 2}
+    name = PICTURES[number // 8 % len(PICTURES)]
+    if number % 3 == 0:
+        body["chat_template_kwargs"] = {name: values}
+    elif number % 3 == 1:
+        kind = ("image", "image_url", "video", "audio", "input_image")[number % 5]
+        message["content"] = [{"type": kind, name: value, kind: value if number % 2 else {"url": value}}]  # type: ignore[assignment]
+    else:
+        body[name] = values
+    return http.post("/v1/chat/completions", json=body)
+
+
+def urgent(http: httpx.Client, _: Canary, number: int) -> httpx.Response:
+    body = {"prompt": f"{number} " * 40, "max_tokens": 60, "priority": 2**31 - 1, "ignore_eos": True}
+    return http.post("/v1/completions", json=body)
+
+
+def attack(victim: Victim, canary: Canary, how: Attack, over: threading.Event, told: Counter[str]) -> None:
+    """Attack again and again until ``over``."""
+    number = threading.get_ident() % 1000
+    with victim.client(GREEDY) as http:
+        while not over.is_set():
+            number += 1
+            try:
+                answer = how(http, canary, number)
+                told[f"{how.__name__} {answer.status_code}"] += 1
+                if answer.status_code in (429, 503):
+                    over.wait(0.05)
+            except httpx.HTTPError as error:
+                told[f"{how.__name__} {type(error).__name__}"] += 1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--turns", type=int, default=80)
+    args = parser.parse_args()
+    from tests.support.hf_images import llava_folder
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "model").mkdir()
+        model = llava_folder(folder / "model")
+        keys = folder / "keys.toml"
+        keys.write_text(f'[honest]\nkey = "{HONEST}"\n[greedy]\nkey = "{GREEDY}"\n', encoding="utf-8")
+        keys.chmod(0o600)
+        canary, victim = Canary(folder), Victim(model, keys)
+        over, told, peak = threading.Event(), Counter[str](), 0.0
+        try:
+            honest(victim, 8, "A warm assistant")
+            quiet, held = honest(victim, args.turns, "An assistant"), victim.mebibytes
+            attacks: list[Attack] = [nested, nested, nested, named, named, *[urgent] * CONNECTIONS]
+            threads = [threading.Thread(target=attack, args=(victim, canary, how, over, told)) for how in attacks]
+            for thread in threads:
+                thread.start()
+            touched: list[str] = []
+
+            def watch() -> None:
+                nonlocal peak
+                while not over.wait(0.05):
+                    peak = max(peak, victim.mebibytes)
+                    touched.extend(canary.touched)
+
+            threads.append(threading.Thread(target=watch))
+            threads[-1].start()
+            try:
+                beside = honest(victim, args.turns, "Another assistant")
+            except httpx.HTTPError as error:
+                print(f"an honest request has no answer: {error!r}")
+                return 1
+            finally:
+                over.set()
+                for thread in threads:
+                    thread.join()
+            print(f"the attacks were answered: {json.dumps(dict(sorted(told.items())))}")
+            one, two = statistics.median(quiet), statistics.median(beside)
+            print(
+                f"a quiet server's median answer: {one * 1000:.1f} ms; beside the attacks: {two / one:.2f} times that"
+            )
+            print(f"memory: {held:.0f} MiB, at most {peak:.0f} beside the attacks; touched: {sorted(set(touched))}")
+            return int(bool(touched) or peak > held + MOST)
+        finally:
+            victim.end()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
