@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 import pytest
 
-from prefixloom import Buffer, Claim, Component, CompositionError, Manifest, Path, hookimpl
+from prefixloom import Buffer, Claim, Component, CompositionError, Manifest, Path, ProtocolError, hookimpl
 from prefixloom.compose.binding import bind, make_manager
 from prefixloom.contract.composition import Hooks
 from prefixloom.contract.hookspecs import HOT_HOOKS, ComponentSpecs
@@ -301,6 +301,29 @@ def test_hook_wrappers_are_refused() -> None:
 
     for instance in (New(), Old()):
         refused(instance, "commit_insert is a hook wrapper.*tracing=True")
+
+
+def test_a_mark_of_order_is_refused() -> None:
+    for mark in ("tryfirst", "trylast"):
+        marked = type("Marked", (Plain,), {"commit_insert": hookimpl(**{mark: True})(lambda self: None)})
+        refused(marked(), f"commit_insert is marked {mark}, which has no effect.*order of the composition")
+
+
+@pytest.mark.parametrize("tracing", [False, True])
+def test_components_cannot_be_added_or_removed_once_hooks_are_bound(tracing: bool) -> None:
+    instance = Overriding()
+    manager = make_manager({"it": instance})
+    hooks = bind(manager, "it", tracing=tracing)
+    for change in (
+        lambda: manager.unregister(instance),
+        lambda: manager.unregister(name="it"),
+        lambda: manager.set_blocked("it"),
+        lambda: manager.register(Overriding("other")),
+    ):
+        with pytest.raises(ProtocolError, match=r"bound when it is made.*Compose another cache"):
+            change()
+    assert hooks.acquire_component_lock is not None
+    assert hooks.acquire_component_lock(ANCHOR, "device") == "plain"  # type: ignore[comparison-overlap]
 
 
 def test_one_hook_implemented_twice_is_refused() -> None:

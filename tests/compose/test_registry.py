@@ -226,6 +226,12 @@ BAD = {
     ),
     "strange_api": (RING + "\nprefixloom_api = 'one'", "", "version 'one' .*must be a whole number: report it there$"),
     "true_api": (RING + "\nprefixloom_api = True", "", "version True .*must be a whole number"),
+    "tried_first": (
+        RING.replace("@hookimpl", "@hookimpl(tryfirst=True)"),
+        "",
+        "prefixloom_component is marked tryfirst, which has no effect: .*in the order of its names. Leave it out",
+    ),
+    "tried_last": (RING.replace("@hookimpl", "@hookimpl(trylast=True)"), "", "is marked trylast"),
     "no_from_layers": (
         RING.replace('lambda facts, layers: {"w": 4}', "None"),
         "",

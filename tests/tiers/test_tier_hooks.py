@@ -227,3 +227,24 @@ def test_a_tier_may_reject_what_is_not_worth_a_load_and_implements_no_hook_of_a_
     assert cache.match(range(41)).restorable == 16
     with pytest.raises(CompositionError, match="overrides hooks that are never called on a tier: commit_insert"):
         compose(None, plugins=[part("path", Path()), Strange(TierManifest(capacity=400))], capacity=64, page_size=4)
+
+
+class Narrow(Component):
+    """Accepts less of what is on the device than of what could be restored."""
+
+    @hook
+    def create_match_validator(self, tiers: Any) -> Any:
+        self.__dict__.setdefault("made", []).append(tiers)
+        return lambda walk: min(walk.boundary, 8 * len(tiers))
+
+
+def test_v1_a_validator_is_made_once_for_the_device_and_once_for_what_could_be_restored() -> None:
+    alone, below = (part("path", Path(), Narrow) for _ in "ab")
+    cache = compose(None, plugins=[alone], capacity=64, page_size=4)
+    serve(cache, range(40), chunk=4)
+    assert (vars(alone)["made"], cache.match(range(41)).ready) == ([("device",)], 8)
+    cache = tiered(below, capacity={"path": 64})
+    serve(cache, range(40), chunk=4)
+    assert (vars(below)["made"], cache.match(range(41)).ready) == ([("device",), ("device", "host")], 8)
+    cache.evict(64)
+    assert cache.match(range(41)).restorable == 16

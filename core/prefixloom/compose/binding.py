@@ -19,7 +19,32 @@ import pluggy
 
 from ..contract.composition import Hooks
 from ..contract.hookspecs import COLD_HOOKS, HOT_HOOKS, PROJECT, ComponentSpecs
-from ..errors import CompositionError
+from ..errors import CompositionError, ProtocolError
+
+
+class Components(pluggy.PluginManager):
+    """The manager of one cache. Once it is ``closed``, its plugins are fixed, because their hooks are bound."""
+
+    closed = False
+
+    def register(self, plugin: object, name: str | None = None) -> str | None:
+        self._refuse_if_closed("register")
+        return super().register(plugin, name)
+
+    def unregister(self, plugin: object | None = None, name: str | None = None) -> Any:
+        self._refuse_if_closed("unregister")
+        return super().unregister(plugin, name)
+
+    def set_blocked(self, name: str) -> None:
+        self._refuse_if_closed("set_blocked")
+        super().set_blocked(name)
+
+    def _refuse_if_closed(self, verb: str) -> None:
+        if self.closed:
+            raise ProtocolError(
+                f"{verb}: the hooks of a cache are bound when it is made, so its components cannot change. Compose "
+                f"another cache; to watch calls, compose with tracing=True and take add_hookcall_monitoring"
+            )
 
 
 def make_manager(instances: Mapping[str, object], origins: Mapping[str, str] | None = None) -> pluggy.PluginManager:
@@ -27,7 +52,7 @@ def make_manager(instances: Mapping[str, object], origins: Mapping[str, str] | N
 
     ``origins`` says where a component comes from, for errors. Monitoring attaches to the manager.
     """
-    manager = pluggy.PluginManager(PROJECT)
+    manager = Components(PROJECT)
     manager.add_hookspecs(ComponentSpecs)
     labels = {name: _label(name, (origins or {}).get(name, "")) for name in instances}
     for name, instance in instances.items():
@@ -41,6 +66,7 @@ def make_manager(instances: Mapping[str, object], origins: Mapping[str, str] | N
                 f"arguments by the names in prefixloom.contract.hookspecs.ComponentSpecs, or fewer of them"
             ) from error
         _check_pending(manager, labels[name])
+    manager.closed = True
     return manager
 
 
@@ -132,6 +158,7 @@ def _check_marks(manager: pluggy.PluginManager, instance: object, label: str) ->
                 f"{label}: {attribute} is a hook wrapper, and a component's hooks are bound to plain calls. Write a "
                 f"plain @hookimpl; to watch calls, compose with tracing=True and monitor the manager"
             )
+        refuse_order(options, attribute, label)
         hook_name = options.get("specname") or attribute
         if hook_name in seen:
             raise CompositionError(
@@ -140,6 +167,16 @@ def _check_marks(manager: pluggy.PluginManager, instance: object, label: str) ->
         seen[hook_name] = attribute
         if hook_name in HOT_HOOKS:
             _check_parameters(getattr(instance, attribute), hook_name, label)
+
+
+def refuse_order(options: Mapping[str, Any], attribute: str, label: str) -> None:
+    """Refuse a mark that would change the order in which plugins are asked. No order of pluggy's is used."""
+    for mark in ("tryfirst", "trylast"):
+        if options.get(mark):
+            raise CompositionError(
+                f"{label}: {attribute} is marked {mark}, which has no effect: components are asked in the order of the "
+                f"composition, and what distributions offer in the order of its names. Leave it out"
+            )
 
 
 def _check_parameters(function: Callable[..., Any], hook_name: str, label: str) -> None:

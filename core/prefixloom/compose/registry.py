@@ -26,6 +26,7 @@ from ..contract.policy import BUILT_IN, EvictionPolicy
 from ..contract.values import ComponentType, Profile
 from ..errors import CompositionError
 from ..storage import Backend, BackendType, opened, opened_by_url
+from .binding import refuse_order
 
 GROUP = "prefixloom"
 
@@ -398,6 +399,8 @@ def _register(entry: _Entry, target: object, hook_name: str) -> pluggy.PluginMan
             f"{entry} does not fit the hook specifications: {_shown(error)}. Its hooks must be named and take their "
             f"arguments as in prefixloom.contract.hookspecs.RegistrySpecs"
         ) from error
+    for attribute in dir(target):
+        refuse_order(manager.parse_hookimpl_opts(target, attribute) or {}, attribute, str(entry))
     if not getattr(manager.hook, hook_name).get_hookimpls():
         undecorated = callable(getattr(target, hook_name, None))
         remedy = f"Decorate its {hook_name} with @hookimpl" if undecorated else f"Define {hook_name} there"

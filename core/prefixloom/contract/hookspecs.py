@@ -130,7 +130,8 @@ class ComponentSpecs:
     def create_match_validator(self, tiers: tuple[Tier, ...]) -> Callable[[WalkView], int] | None:
         """Narrow which boundaries may be resumed at.
 
-        When: once, when the cache is made; what it returns is called once per match and candidate boundary.
+        When: when the cache is made, once with ``("device",)`` and, with a tier below, once more with ``("device",
+        "host")``; what it returns is called once per match over these tiers and candidate boundary.
         Returns: a function from a walk to the deepest boundary it accepts, not above ``walk.boundary``; or None.
         Mutates: nothing. Folded: intersected with the reach and with all other components; a boundary above
         ``walk.boundary`` changes nothing. Raises: here, composition is refused; in the validator, the match fails.
