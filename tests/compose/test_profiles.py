@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import attrs
 import pytest
 
 from prefixloom import (
@@ -22,6 +24,7 @@ from prefixloom import (
     Window,
     hookimpl,
 )
+from prefixloom.compose.entry import negotiate
 from prefixloom.compose.profiles import profile_from_facts, profile_from_toml, resolve_profile
 from prefixloom.compose.registry import Registry
 
@@ -41,7 +44,7 @@ class Installed:
         self.dist = SimpleNamespace(metadata={"Name": f"prefixloom-{kind}", "Version": "1"})
         self.type = ComponentType(
             kind,
-            lambda name: Component(name, Manifest([Buffer("k", (1,))]), Window(4)),
+            lambda name, **options: Component(name, Manifest([Buffer("k", (1,))]), Window(4)),
             layer_kinds=frozenset(layer_kinds),
             from_layers=from_layers or (lambda facts, layers: {"layers": tuple(layer.index for layer in layers)}),
             caveats=caveats,
@@ -139,10 +142,47 @@ def test_a_broken_plugin_is_mentioned_where_a_layer_kind_is_not_served() -> None
         profile_from_facts(facts_of("f"), Registry([broken]))
 
 
-def test_a_layer_kind_served_twice_asks_for_a_profile() -> None:
-    registry = Registry([Installed("near", "n"), Installed("nearer", "n")])
-    with pytest.raises(CompositionError, match=r"'n' are served by several.*near, nearer.*Choose with a Profile"):
-        profile_from_facts(facts_of("n"), registry)
+TWICE = Registry([Installed("near", "n"), Installed("nearer", "n", WHOLE), Installed("far", WHOLE)])
+
+
+def test_a_layer_kind_served_twice_is_refused_with_the_choice_to_make() -> None:
+    with pytest.raises(CompositionError, match=r"'n' are served by several.*near, nearer.*serve=\{'n': 'near'\}"):
+        profile_from_facts(facts_of("n"), TWICE)
+
+
+def test_serve_chooses_who_serves_a_layer_kind_from_python_and_from_toml(tmp_path: Path) -> None:
+    def composed(model: Any, **options: Any) -> list[str]:
+        return [part.name for part in negotiate(model, capacity=64, registry=TWICE, **options).parts]
+
+    facts = attrs.evolve(facts_of("n", WHOLE), raw=LLAMA)
+    for chosen in ("near", "nearer"):
+        assert composed(facts, serve={"n": chosen, WHOLE: "far"}) == [chosen, "far"]
+    assert composed(facts, serve={"n": "nearer", WHOLE: "nearer"}) == ["nearer"], "one component serves both kinds"
+
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "layer_types": ["n", WHOLE, "n", WHOLE]}))
+    path = tmp_path / "mine.toml"
+    path.write_text('model = "config.json"\n[serve]\nn = "near"\nfull_attention = "nearer"\n')
+    assert composed(path) == ["near", "nearer"]
+    assert composed(path, serve={"n": "nearer"}) == ["nearer"], "what the caller says comes first"
+    path.write_text(path.read_text() + '[[components]]\nkind = "far"\n')
+    assert composed(path) == ["near", "nearer", "far"], "components beside those of the model"
+
+
+@pytest.mark.parametrize(
+    ("model", "serve", "told"),
+    [
+        (facts_of("n"), {"n": "far"}, r"component 'far' does not serve layers of kind 'n'. Served: .*n by near"),
+        (facts_of("n"), {"n": "near", "m": "near"}, "'near' does not serve layers of kind 'm'"),
+        (facts_of("n"), {"n": "near", WHOLE: "far"}, "the model has no layers of kind 'full_attention'. It has 'n'"),
+        (facts_of("n"), {"n": 1}, "serve must map layer kinds to the components"),
+        (facts_of("n"), "n", "serve must map layer kinds to the components"),
+        (Profile([ComponentSpec("near")]), {"n": "near"}, "the Profile names its components itself"),
+        (None, {"n": "near"}, "the Profile names its components itself"),
+    ],
+)
+def test_a_choice_that_has_no_effect_is_refused(model: Any, serve: Any, told: str) -> None:
+    with pytest.raises(CompositionError, match=told):
+        negotiate(model, capacity=64, registry=TWICE, serve=serve)
 
 
 def test_a_component_that_cannot_read_its_layers_is_named_with_its_distribution() -> None:
@@ -199,7 +239,9 @@ def test_profile_plugins_come_before_the_built_in_reader() -> None:
     registry = Registry([Mine("c", "llama"), Mine("b", "llama"), Mine("a", "other"), Installed("near", WHOLE)])
     config = dict(LLAMA)
     assert resolve_profile(config, registry).name == "b", "the first that answers, in the order of names"
-    assert resolve_profile({**config, "model_type": "third"}, registry).name == "third"
+    assert resolve_profile({**config, "model_type": "qwen2"}, registry).name == "qwen2"
+    with pytest.raises(CompositionError, match="profile plugin 'b', which knows this config, names its components"):
+        resolve_profile(config, registry, {WHOLE: "near"})
     assert config == LLAMA, "a plugin gets a copy"
 
 
@@ -220,14 +262,14 @@ def test_a_toml_profile_says_the_same_as_python(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(TOML)
     expected = Profile([ComponentSpec("near", "n1", {"w": 4}), ComponentSpec("far", "far")], 8, 3, "mine")
-    assert profile_from_toml(path) == expected
+    assert profile_from_toml(path, Registry([])) == expected
     assert resolve_profile(str(path), Registry([])) == expected
 
 
 def test_a_toml_profile_without_a_name_is_called_after_its_file(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text('components = [{kind = "near"}]')
-    assert profile_from_toml(path) == Profile([ComponentSpec("near")], name="mine")
+    assert profile_from_toml(path, Registry([])) == Profile([ComponentSpec("near")], name="mine")
 
 
 @pytest.mark.parametrize(
@@ -235,8 +277,8 @@ def test_a_toml_profile_without_a_name_is_called_after_its_file(tmp_path: Path) 
     [
         (None, "there is no profile"),
         ("name = ", "cannot be read"),
-        ('name = "x"', "needs at least one"),
-        ("components = 1", "needs at least one"),
+        ('name = "x"', "needs a model, or at least one"),
+        ("components = 1", "needs a model, or at least one"),
         ('pagesize = 8\n[[components]]\nkind = "n"', "unknown keys: pagesize. Allowed: name, page_size"),
         (
             '[[components]]\nkind = "n"\noption = {}',
@@ -246,6 +288,9 @@ def test_a_toml_profile_without_a_name_is_called_after_its_file(tmp_path: Path) 
         ('page_size = "8"\n[[components]]\nkind = "n"', "page_size must be of type int, got '8'"),
         ('max_rewind = true\n[[components]]\nkind = "n"', "max_rewind must be of type int, got True"),
         ("[[components]]\nkind = 3", "kind must be of type str, got 3"),
+        ('serve = {n = "x"}\n[[components]]\nkind = "n"', "names its components itself"),
+        ('model = "bad.toml"', "cannot read the model config"),
+        ("model = 3", "model must be of type str, got 3"),
     ],
 )
 def test_a_bad_toml_profile_is_refused_by_name(tmp_path: Path, text: str | None, told: str) -> None:
@@ -253,5 +298,5 @@ def test_a_bad_toml_profile_is_refused_by_name(tmp_path: Path, text: str | None,
     if text is not None:
         path.write_text(text)
     with pytest.raises(CompositionError, match=told) as caught:
-        profile_from_toml(path)
+        profile_from_toml(path, Registry([]))
     assert "bad.toml" in str(caught.value)

@@ -75,6 +75,7 @@ def compose(
     max_rewind: int | None = None,
     debug: bool | None = None,
     tracing: bool = False,
+    serve: Mapping[str, str] | None = None,
     plugins: Iterable[object] = (),
     registry: Registry | None = None,
 ) -> Cache:
@@ -104,6 +105,8 @@ def compose(
     ``max_rewind``  committed, unpublished tokens that a sequence may take back (default: the profile's, or 0)
     ``debug``       check everything after every operation (default: PREFIXLOOM_DEBUG=1 in the environment)
     ``tracing``     call hooks through the composition's plugin manager, so that monitoring sees them
+    ``serve``       the component that serves layers of a kind, where several installed ones do:
+                    {"sliding_attention": "mine"}
 
     It raises a CompositionError if the components do not fit together; nothing is allocated then.
     """
@@ -111,7 +114,7 @@ def compose(
     composition = negotiate(
         model, page_size=page_size, capacity=capacity, memory=memory, traffic=traffic, max_running=max_running,
         device=device, layout=layout, slots=slots, policy=policy, admission=admission, max_rewind=max_rewind,
-        debug=debug, tracing=tracing, plugins=plugins, registry=registry,
+        debug=debug, tracing=tracing, serve=serve, plugins=plugins, registry=registry,
     )  # fmt: skip
     return build(composition, registry, tensors)
 
@@ -132,12 +135,13 @@ def negotiate(
     max_rewind: int | None = None,
     debug: bool | None = None,
     tracing: bool = False,
+    serve: Mapping[str, str] | None = None,
     plugins: Iterable[object] = (),
     registry: Registry | None = None,
 ) -> Composition:
     """Return the composition from which ``compose`` would build a cache. Nothing is allocated."""
     registry = default_registry() if registry is None else registry
-    profile = Profile(()) if model is None else resolve_profile(model, registry)
+    profile = resolve_profile(Profile(()) if model is None else model, registry, serve)
     candidates, below = gather(profile, plugins, registry)
     check_requirements(candidates)
     for candidate in candidates:

@@ -18,28 +18,47 @@ from ..errors import CompositionError
 from .model_config import load_config, read_facts
 from .registry import Registry
 
+Serve = Mapping[str, str]
+"""Layer kind -> the component that serves it, where several installed ones do."""
 
-def resolve_profile(model: object, registry: Registry) -> Profile:
+
+def resolve_profile(model: object, registry: Registry, serve: Serve | None = None) -> Profile:
     """Return the profile for the model given to ``compose``: a Profile, a .toml path, facts, or a model config.
 
     For a config, installed profile plugins are asked first, in the order of their names.
     """
-    if isinstance(model, Profile):
-        return model
+    serve = {} if serve is None else serve
+    if not isinstance(serve, Mapping) or not all(isinstance(each, str) for pair in serve.items() for each in pair):
+        raise CompositionError(f"serve must map layer kinds to the components that serve them, got {serve!r}")
     if isinstance(model, ModelFacts):
-        return profile_from_facts(model, registry)
+        return profile_from_facts(model, registry, serve)
     if isinstance(model, str | os.PathLike) and os.fspath(model).endswith(".toml"):
-        return profile_from_toml(model)
+        return profile_from_toml(model, registry, serve)
+    if isinstance(model, Profile):
+        return _without_choice(model, serve, "the Profile")
     config = load_config(model)
     for plugin in registry.profile_plugins():
         profile = plugin.read(config)
         if profile is not None:
-            return profile
-    return profile_from_facts(read_facts(config), registry)
+            return _without_choice(profile, serve, f"profile plugin {plugin.name!r}, which knows this config,")
+    return profile_from_facts(read_facts(config), registry, serve)
 
 
-def profile_from_facts(facts: ModelFacts, registry: Registry) -> Profile:
-    """Return the components that serve the model's layers. Each layer kind must have one component type."""
+def _without_choice(profile: Profile, serve: Serve, whose: str) -> Profile:
+    """Return a profile that somebody wrote. ``serve`` is refused, because there are no layers to serve."""
+    if serve:
+        raise CompositionError(
+            f"serve={dict(serve)!r} chooses who serves the layers of a model config, and {whose} names its components "
+            f"itself. Name them there"
+        )
+    return profile
+
+
+def profile_from_facts(facts: ModelFacts, registry: Registry, serve: Serve | None = None) -> Profile:
+    """Return the components that serve the model's layers. Each layer kind has one component type, or ``serve`` chooses
+    one.
+    """
+    serve = serve or {}
     kinds: dict[str, list[LayerFacts]] = {}
     for layer in facts.layers:
         kinds.setdefault(layer.kind, []).append(layer)
@@ -51,15 +70,26 @@ def profile_from_facts(facts: ModelFacts, registry: Registry) -> Profile:
     unserved = {kind: layers for kind, layers in kinds.items() if kind not in served}
     if unserved:
         raise CompositionError(_unserved(facts, unserved, registry))
+    for layer_kind, chosen in serve.items():
+        if chosen not in served.get(layer_kind, ()):
+            raise CompositionError(
+                f"serve: component {chosen!r} does not serve layers of kind {layer_kind!r}. Served: {_listed(served)}"
+            )
+        if layer_kind not in kinds:
+            raise CompositionError(
+                f"serve: the model has no layers of kind {layer_kind!r}. It has {', '.join(map(repr, kinds))}"
+            )
+    chosen_by = {kind: serve.get(kind, served[kind][0]) for kind in kinds}
     for layer_kind in kinds:
-        if len(served[layer_kind]) > 1:
+        if len(served[layer_kind]) > 1 and layer_kind not in serve:
             raise CompositionError(
                 f"layers of kind {layer_kind!r} are served by several installed components: "
-                f"{', '.join(served[layer_kind])}. Choose with a Profile, or a .toml profile"
+                f"{', '.join(served[layer_kind])}. Choose one: compose(..., serve={{{layer_kind!r}: "
+                f"{served[layer_kind][0]!r}}}), or the same in a .toml profile"
             )
     layers: dict[str, list[LayerFacts]] = {}
     for layer in facts.layers:
-        layers.setdefault(served[layer.kind][0], []).append(layer)
+        layers.setdefault(chosen_by[layer.kind], []).append(layer)
     specs: list[ComponentSpec] = []
     warnings: list[str] = []
     for kind, mine in layers.items():
@@ -129,17 +159,19 @@ def _call_plugin(
 
 def _unserved(facts: ModelFacts, unserved: Mapping[str, list[LayerFacts]], registry: Registry) -> str:
     listed = "; ".join(f"{kind!r} ({_ranges(layers)})" for kind, layers in unserved.items())
-    served = ", ".join(
-        f"{layer_kind} by {' and '.join(kinds)}" for layer_kind, kinds in registry.kinds_by_layer().items()
-    )
+    served = _listed(registry.kinds_by_layer())
     broken = [offer for offer in registry.offers() if offer.offer == "component" and offer.status == "broken"]
     text = (
         f"model type {facts.model_type!r} has layers of a kind that no installed component serves: {listed}. "
-        f"Served: {served or 'none'}. Install a plugin for it, or pass a Profile that names one"
+        f"Served: {served}. Install a plugin for it, or pass a Profile that names one"
     )
     if broken:
         text += ". Installed but broken: " + "; ".join(dict.fromkeys(offer.reason for offer in broken))
     return text
+
+
+def _listed(served: Mapping[str, tuple[str, ...]]) -> str:
+    return ", ".join(f"{layer_kind} by {' and '.join(kinds)}" for layer_kind, kinds in served.items()) or "none"
 
 
 def _ranges(layers: Iterable[LayerFacts]) -> str:
@@ -157,9 +189,12 @@ def _ranges(layers: Iterable[LayerFacts]) -> str:
 # ---------------------------------------------------------------- TOML
 
 
-def profile_from_toml(path: str | os.PathLike[str]) -> Profile:
+def profile_from_toml(path: str | os.PathLike[str], registry: Registry, serve: Serve | None = None) -> Profile:
     """Read a profile from a file with ``name``, ``page_size``, ``max_rewind`` and ``[[components]]`` tables, each with
     ``kind``, ``name`` and ``options``.
+
+    With ``model``, the path of a model config beside the file, the components of the model come first. ``serve`` of
+    the caller, and then of the file, chooses who serves its layers.
     """
     toml: Any = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     where = f"profile {os.fspath(path)!r}"
@@ -169,11 +204,17 @@ def profile_from_toml(path: str | os.PathLike[str]) -> Profile:
         raise CompositionError(f"there is no {where}") from error
     except (OSError, UnicodeDecodeError, toml.TOMLDecodeError) as error:
         raise CompositionError(f"{where} cannot be read: {error}") from error
-    _only(data, ("name", "page_size", "max_rewind", "components"), where)
-    tables = data.get("components")
-    if not isinstance(tables, list) or not tables or not all(isinstance(table, dict) for table in tables):
-        raise CompositionError(f"{where} needs at least one [[components]] table with a kind")
-    specs: list[ComponentSpec] = []
+    _only(data, ("name", "page_size", "max_rewind", "model", "serve", "components"), where)
+    config = _typed(data, "model", str, where)
+    tables = data.get("components", [] if config else None)
+    if not isinstance(tables, list) or not (tables or config) or not all(isinstance(table, dict) for table in tables):
+        raise CompositionError(f"{where} needs a model, or at least one [[components]] table with a kind")
+    chosen = {**(_typed(data, "serve", dict, where) or {}), **(serve or {})}
+    if config:
+        model = resolve_profile(load_config(Path(path).parent / config), registry, chosen)
+    else:
+        model = _without_choice(Profile(()), chosen, where)
+    specs = list(model.components)
     for number, table in enumerate(tables, 1):
         here = f"{where}, component {number}"
         _only(table, ("kind", "name", "options"), here)
@@ -187,6 +228,7 @@ def profile_from_toml(path: str | os.PathLike[str]) -> Profile:
         page_size=_typed(data, "page_size", int, where),
         max_rewind=_typed(data, "max_rewind", int, where) or 0,
         name=_typed(data, "name", str, where) or Path(path).stem,
+        warnings=model.warnings,
     )
 
 
