@@ -65,6 +65,13 @@ def installed(distribution: Distribution) -> Iterator[None]:
 
 
 @pytest.fixture
+def without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers cannot be imported, as where it is not installed."""
+    for name in ("transformers", *(each for each in sys.modules if each.startswith("transformers."))):
+        monkeypatch.setitem(sys.modules, name, None)
+
+
+@pytest.fixture
 def threads() -> Iterator[Callable[..., ThreadStream]]:
     """Makes streams that end with the test."""
     made: list[ThreadStream] = []

@@ -1,4 +1,7 @@
-"""Facts: what a model config says of its layers, read as transformers reads it, or refused by name."""
+"""Facts: what a model config says of its layers, read as transformers reads it, or refused by name.
+
+transformers itself is hidden here. What it adds where it is installed is tested in ``test_config_classes``.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,8 @@ import pytest
 
 from prefixloom import CompositionError
 from prefixloom.compose.model_config import load_config, read_facts
+
+pytestmark = pytest.mark.usefixtures("without_transformers")
 
 LLAMA: Mapping[str, Any] = {
     "model_type": "llama", "num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 4,
@@ -40,7 +45,6 @@ def test_the_older_names_of_gpt_2_are_read() -> None:
     facts = read_facts({"model_type": "gpt2", "n_layer": 2, "n_embd": 32, "n_head": 4})
     assert (len(facts.layers), facts.hidden_size, facts.num_attention_heads) == (2, 32, 4)
     assert (facts.num_key_value_heads, facts.head_dim) == (4, 8)
-    assert facts.dtype == "float32", "as transformers loads a config that says nothing"
 
 
 def test_a_head_dim_of_its_own_wins_over_the_quotient() -> None:
@@ -60,12 +64,23 @@ def test_multi_query_attention_has_one_kv_head() -> None:
         ({"dtype": "float16"}, "float16"),
         ({"torch_dtype": "torch.float16"}, "float16"),
         ({"dtype": None, "torch_dtype": "bfloat16"}, "bfloat16"),
-        ({"torch_dtype": "auto"}, "float32"),
+        ({"quantization_config": {"quant_method": "bitsandbytes", "bnb_4bit_compute_dtype": "float16"}}, "float16"),
     ],
 )
 def test_the_dtype_is_read_under_both_of_its_names(said: Mapping[str, Any], dtype: str) -> None:
     config = {key: value for key, value in LLAMA.items() if key != "torch_dtype"}
-    assert read_facts({**config, **said}).dtype == dtype
+    facts = read_facts({**config, **said})
+    assert (facts.dtype, "dtype" in "".join(facts.warnings)) == (dtype, False)
+
+
+@pytest.mark.parametrize("said", [{}, {"dtype": None}, {"torch_dtype": "auto"}])
+def test_a_dtype_that_a_config_does_not_say_is_taken_with_a_warning(said: Mapping[str, Any]) -> None:
+    config = {key: value for key, value in LLAMA.items() if key != "torch_dtype"} | said
+    for more, dtype in (({}, "float32"), ({"quantization_config": {"quant_method": "mxfp4"}}, "bfloat16")):
+        for told in (config | more, {"text_config": config, **more}):
+            facts = read_facts(told)
+            assert facts.dtype == dtype
+            assert f"'llama' does not say its dtype: {dtype} is taken" in facts.warnings[0]
 
 
 def test_a_nested_text_config_is_the_one_that_counts() -> None:
@@ -181,6 +196,41 @@ def test_a_windowed_layer_carries_its_window() -> None:
 def test_a_window_that_does_not_say_whose_it_is_is_refused() -> None:
     with pytest.raises(CompositionError, match=r"does not say which layers use it.*HFModel"):
         read_facts({**LLAMA, "model_type": "newcomer", "sliding_window": 8})
+
+
+@pytest.mark.parametrize("model_type", ["bert", "newcomer", "llada", "chatglm"])
+def test_a_model_type_that_nobody_knows_is_refused_unless_it_lists_its_layers(model_type: str) -> None:
+    config = {**LLAMA, "model_type": model_type}
+    with pytest.raises(CompositionError, match=f"'{model_type}' is not known here, .*write layer_types into it"):
+        read_facts(config)
+    assert kinds({**config, "layer_types": [WHOLE] * 4}) == [WHOLE] * 4
+    assert kinds({key: value for key, value in config.items() if key != "model_type"}) == [WHOLE] * 4, "somebody's own"
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention"),
+        ({"is_causal": False}, "is_causal=False"),
+        ({"architectures": ["ModernBertForMaskedLM"]}, "an encoder, without is_decoder=True"),
+        ({"cross_attention_layers": [1]}, "another input than its tokens"),
+        ({"add_cross_attention": True}, "another input than its tokens"),
+    ],
+)
+def test_a_model_that_sees_more_than_earlier_tokens_is_refused_though_it_lists_its_layers(
+    change: Mapping[str, Any], told: str
+) -> None:
+    listed = {**LLAMA, "layer_types": [WHOLE] * 4}
+    for config in ({**listed, **change}, {"text_config": {**listed, **change}, **change}):
+        with pytest.raises(CompositionError, match=told):
+            read_facts(config)
+    assert kinds({**listed, "use_bidirectional_attention": "vision", "is_causal": True, "is_decoder": False})
+
+
+def test_a_width_that_only_transformers_would_know_is_said() -> None:
+    assert "'llama' leaves out head_dim: 16 is taken" in read_facts(LLAMA).warnings[0]
+    assert read_facts({**LLAMA, "head_dim": 16}).warnings == ()
 
 
 @pytest.mark.parametrize("key", ["mamba_d_state", "attention_chunk_size", "linear_num_key_heads", "attn_layer_period"])

@@ -270,11 +270,16 @@ def test_no_other_config_warns(name: str, registry: Registry, caplog: pytest.Log
         ),
     ],
 )  # fmt: skip
-def test_older_spellings_say_the_same(name: str, changes: dict[str, Any], registry: Registry) -> None:
+def test_older_spellings_say_the_same_with_and_without_transformers(
+    name: str, changes: dict[str, Any], registry: Registry, request: pytest.FixtureRequest
+) -> None:
     page, parts = TABLE[name]
-    composition = composed(config_of(name, **changes), registry)
-    assert {part.name: described(part) for part in composition.parts} == parts
-    assert composition.page == page
+    for hidden in (False, True):
+        if hidden:
+            request.getfixturevalue("without_transformers")
+        composition = composed(config_of(name, **changes), registry)
+        assert {part.name: described(part) for part in composition.parts} == parts
+        assert composition.page == page
 
 
 def test_the_windows_of_single_layers_are_components_of_their_own(registry: Registry) -> None:
@@ -343,6 +348,7 @@ REFUSED: tuple[tuple[str, dict[str, Any], str], ...] = (
 )  # fmt: skip
 
 
+@pytest.mark.usefixtures("without_transformers")  # which would fill in what is left open
 @pytest.mark.parametrize(("name", "changes", "told"), REFUSED)
 def test_what_a_config_leaves_open_is_refused_by_name(
     name: str, changes: dict[str, Any], told: str, registry: Registry

@@ -18,14 +18,22 @@ from typing import Any
 from ..contract.manifest import DTYPE_BYTES
 from ..contract.values import LayerFacts, ModelFacts
 from ..errors import CompositionError
+from .config_classes import Known, known_of
 
 __all__ = ["GLOBAL", "load_config", "read_facts"]
 
 NESTED = ("text_config", "llm_config", "language_config")
 """Keys under which the config of a multimodal model has that of its language model."""
 
-USUAL = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "hidden_size", "head_dim", "sliding_window")
-"""Names by which a config object answers even where its class stores the number under another name."""
+USUAL: Mapping[str, tuple[str, ...]] = {
+    "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
+    "num_attention_heads": ("n_head", "n_heads"),
+    "num_key_value_heads": ("num_kv_heads", "n_head_kv"),
+    "hidden_size": ("n_embd", "d_model"),
+    "head_dim": ("attention_head_dim", "kv_channels"),
+    "sliding_window": (),
+}
+"""Numbers by the names under which a config object answers, whatever its class calls them; and their other names."""
 
 # ---------------------------------------------------------------- reading a config
 
@@ -57,8 +65,7 @@ def _with_computed(source: object, config: dict[str, Any]) -> dict[str, Any]:
     if isinstance(listed, list | tuple) and config.get("layer_types") is None:
         config["layer_types"] = list(listed)
     for name in USUAL:
-        value = getattr(source, name, None)
-        if isinstance(value, int) and config.get(name) is None:
+        if config.get(name) is None and isinstance(value := getattr(source, name, None), int):
             config[name] = value
     return config
 
@@ -81,39 +88,90 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def read_facts(source: object) -> ModelFacts:
-    """Return a model's facts, with normalised names and the kind of every layer."""
+    """Return a model's facts, with normalised names and the kind of every layer.
+
+    What the config leaves out is taken from its class in transformers, if that is installed.
+    """
     outer = load_config(source)
-    config = _text_part(outer)
-    if outer.get("is_encoder_decoder"):
-        raise CompositionError(
-            f"{named(config)} is an encoder-decoder model: what its decoder remembers depends on the encoder's input, "
-            f"so a prefix of tokens does not name it. Use a decoder-only model"
-        )
-    if config.get("use_bidirectional_attention") in (True, "all"):
-        raise CompositionError(
-            f"{named(config)} attends to later tokens too (use_bidirectional_attention), so what it remembers of a "
-            f"prefix depends on what follows. Use a causal model"
-        )
+    given = _text_part(outer)
+    known = known_of(outer, given)
+    config = _completed(given, known)
+    _refuse_other_inputs(config, outer, known)
     listed = listed_kinds(config)
-    count = _integer(config, "num_hidden_layers", "n_layer", "n_layers", "num_layers", default=len(listed) or None)
-    hidden = _integer(config, "hidden_size", "n_embd", "d_model")
+    count = _integer(config, "num_hidden_layers", default=len(listed) or None)
+    hidden = _integer(config, "hidden_size")
     # States alone need no attention heads; a component that does need them refuses 0.
-    heads = _integer(
-        config, "num_attention_heads", "n_head", "n_heads", default=0 if config.get("state_size") else None
-    )
-    width = _integer(config, "head_dim", "attention_head_dim", "kv_channels", default=hidden // heads) if heads else 0
+    heads = _integer(config, "num_attention_heads", default=0 if config.get("state_size") else None)
+    width = _integer(config, "head_dim", default=hidden // heads) if heads else 0
     if listed and len(listed) != count:
         raise CompositionError(f"{named(config)} lists {len(listed)} layer types and has {count} layers")
+    layers = layer_facts(config, listed or derived_kinds(config, count, known.causal))
+    dtype, assumed = _dtype(config, outer)
+    implied = {
+        "num_hidden_layers": len(listed_kinds(given)),
+        "num_key_value_heads": _kv_heads(given, heads),
+        "head_dim": hidden // heads if heads else 0,
+    }
     return ModelFacts(
         model_type=str(config.get("model_type") or ""),
-        layers=layer_facts(config, listed or derived_kinds(config, count)),
-        dtype=_dtype(config, outer),
+        layers=layers,
+        dtype=dtype,
         hidden_size=hidden,
         num_attention_heads=heads,
         num_key_value_heads=_kv_heads(config, heads),
         head_dim=width,
         raw=config,
+        warnings=(*assumed, *_taken(given, config, known, implied)),
     )
+
+
+def _completed(config: dict[str, Any], known: Known) -> dict[str, Any]:
+    """The config with the defaults of its class. None counts as missing, as in transformers."""
+    if known.text is None:
+        return config
+    return {**load_config(known.text), **{key: value for key, value in config.items() if value is not None}}
+
+
+def _taken(given: Mapping[str, Any], config: Mapping[str, Any], known: Known, implied: Mapping[str, int]) -> list[str]:
+    """Warnings about numbers that the config leaves out, and that are not those which are implied by its others."""
+    if known.failed:
+        return [f"{named(config)}: transformers does not take it, so its defaults are not known here: {known.failed}"]
+    missing = [name for name, others in USUAL.items() if all(given.get(each) is None for each in (name, *others))]
+    if known.text is None:
+        if "head_dim" not in missing or not given.get("model_type") or not implied["head_dim"]:
+            return []
+        return [
+            f"{named(config)} leaves out head_dim: {implied['head_dim']} is taken, the hidden size over the heads. "
+            f"Where transformers is installed and has this type, its default is taken"
+        ]
+    taken = [f"{name}={config[name]}" for name in missing if config.get(name) not in (None, implied.get(name))]
+    return [f"{named(config)} leaves out {', '.join(taken)}: these are transformers' defaults"] if taken else []
+
+
+def _refuse_other_inputs(config: Mapping[str, Any], outer: Mapping[str, Any], known: Known) -> None:
+    """Refuse a model whose layers remember more of a prefix than its tokens say."""
+    if outer.get("is_encoder_decoder") or config.get("is_encoder_decoder"):
+        raise CompositionError(
+            f"{named(config)} is an encoder-decoder model: what its decoder remembers depends on the encoder's input, "
+            f"so a prefix of tokens does not name it. Use a decoder-only model"
+        )
+    crossed = [key for key in ("cross_attention_layers", "add_cross_attention") if config.get(key)]
+    if crossed:
+        raise CompositionError(
+            f"{named(config)} has attention to another input than its tokens ({crossed[0]}), so a prefix of tokens "
+            f"does not name what it remembers. Use a decoder-only model"
+        )
+    masked = any("MaskedLM" in str(name) for name in outer.get("architectures") or ())
+    signs = {
+        "use_bidirectional_attention": config.get("use_bidirectional_attention") in (True, "all"),
+        "is_causal=False": config.get("is_causal") is False,
+        "an encoder, without is_decoder=True": (masked or known.encoder) and config.get("is_decoder") is not True,
+    }
+    if any(signs.values()):
+        raise CompositionError(
+            f"{named(config)} attends to later tokens too ({next(sign for sign in signs if signs[sign])}), so what it "
+            f"remembers of a prefix depends on what follows. Use a causal model"
+        )
 
 
 def _text_part(config: dict[str, Any]) -> dict[str, Any]:
@@ -124,8 +182,9 @@ def _text_part(config: dict[str, Any]) -> dict[str, Any]:
     return config
 
 
-def _integer(config: Mapping[str, Any], *names: str, default: int | None = None) -> int:
-    """The value of the first of these names that the config has. None counts as missing, as in transformers."""
+def _integer(config: Mapping[str, Any], usual: str, *, default: int | None = None) -> int:
+    """The value of a number under its usual name, or another one. None counts as missing, as in transformers."""
+    names = (usual, *USUAL[usual])
     for name in names:
         value = config.get(name)
         if value is None:
@@ -134,28 +193,36 @@ def _integer(config: Mapping[str, Any], *names: str, default: int | None = None)
             raise CompositionError(f"{named(config)}: {name} must be a whole number of at least 1, got {value!r}")
         return value
     if default is None:
-        raise CompositionError(f"{named(config)} has no {' or '.join(names)}. Pass a complete config, or a Profile")
+        raise CompositionError(
+            f"{named(config)} has no {' or '.join(names)}. Pass a complete config, or a Profile. Where transformers is "
+            f"installed and has this type, its defaults are taken"
+        )
     return default
 
 
 def _kv_heads(config: Mapping[str, Any], heads: int) -> int:
     if config.get("multi_query") and not config.get("new_decoder_architecture"):
         return 1
-    return _integer(config, "num_key_value_heads", "num_kv_heads", "n_head_kv", default=heads)
+    return _integer(config, "num_key_value_heads", default=heads)
 
 
-def _dtype(config: Mapping[str, Any], outer: Mapping[str, Any]) -> str:
-    """The dtype of the weights; float32 if the config has none, as in transformers."""
-    for holder in (config, outer):
-        for key in ("dtype", "torch_dtype"):
-            value = holder.get(key)
-            if value is None or value == "auto":
-                continue
-            name = str(value).removeprefix("torch.")
-            if name not in DTYPE_BYTES:
-                raise CompositionError(f"{named(config)}: {key}={value!r} is none of {', '.join(DTYPE_BYTES)}")
-            return name
-    return "float32"
+def _dtype(config: Mapping[str, Any], outer: Mapping[str, Any]) -> tuple[str, list[str]]:
+    """The dtype of the model's memory, with a warning where the config does not say it."""
+    quantized: Mapping[str, Any] = config.get("quantization_config") or outer.get("quantization_config") or {}
+    said = [(key, holder.get(key)) for holder in (config, outer) for key in ("dtype", "torch_dtype")]
+    for key, value in (*said, ("bnb_4bit_compute_dtype", quantized.get("bnb_4bit_compute_dtype"))):
+        if value is None or value == "auto":
+            continue
+        name = str(value).removeprefix("torch.")
+        if name not in DTYPE_BYTES:
+            raise CompositionError(f"{named(config)}: {key}={value!r} is none of {', '.join(DTYPE_BYTES)}")
+        return name, []
+    taken = "bfloat16" if quantized else "float32"
+    why = ", in which quantized weights are computed" if quantized else ""
+    return taken, [
+        f"{named(config)} does not say its dtype: {taken} is taken{why}. If the model is loaded in another one, write "
+        f"dtype into the config"
+    ]
 
 
 # ---------------------------------------------------------------- kinds of layers
@@ -201,10 +268,19 @@ PERIODS = {
 ALL_WINDOWED = frozenset({"", "mistral", "ministral", "mixtral", "phi3", "phimoe", "starcoder2"})
 """Model types in which all layers use ``sliding_window``, if it is in use."""
 
+PLAIN = frozenset({
+    "", "bloom", "codegen", "cohere", "deepseek_v2", "deepseek_v3", "deepseek_v32", "falcon", "gemma", "glm", "glm4",
+    "gpt2", "gpt_bigcode", "gpt_neox", "gptj", "granite", "granitemoe", "llama", "mpt", "nemotron", "olmo", "olmo2",
+    "olmoe", "opt", "persimmon", "phi", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3", "stablelm", "xglm",
+})  # fmt: skip
+"""Model types that are known without transformers to be plain causal attention, but for windows. A config without a
+type is somebody's own, who means what it says."""
+
 NOT_UNIFORM = (
-    "attn_layer_indices", "attn_layer_period", "attn_type_list", "attention_types", "attention_chunk_size",
-    "block_types", "conv_L_cache", "full_attention_interval", "full_attn_idxs", "hybrid_override_pattern",
-    "layer_group_size", "linear_attn_config", "lru_width", "ssm_cfg", "state_size", "time_step_rank", "compress_ratios",
+    "attn_layers", "attn_layer_indices", "attn_layer_period", "attn_type", "attn_type_list", "attention_types",
+    "attention_chunk_size", "block_types", "conv_L_cache", "full_attention_interval", "full_attn_idxs",
+    "hybrid_override_pattern", "layer_group_size", "linear_attn_config", "lru_width", "ssm_cfg", "state_size",
+    "time_step_rank", "compress_ratios",
 )  # fmt: skip
 """Keys that are signs of several layer kinds, or of recurrent layers, in configs that do not list their layers."""
 
@@ -262,8 +338,11 @@ def _indexed(config: Mapping[str, Any]) -> bool:
     return bool(config.get("index_topk") and config.get("kv_lora_rank"))
 
 
-def derived_kinds(config: Mapping[str, Any], count: int) -> list[str]:
-    """The layer kinds of a config that does not list its layers, derived as in transformers."""
+def derived_kinds(config: Mapping[str, Any], count: int, known: bool) -> list[str]:
+    """The layer kinds of a config that does not list its layers, derived as in transformers.
+
+    Only of a model type that is ``known`` to generate, or that stands here, plain attention is taken for granted.
+    """
     for derive in DERIVED:
         kinds = derive(config, count)
         if kinds is not None:
@@ -275,7 +354,14 @@ def derived_kinds(config: Mapping[str, Any], count: int) -> list[str]:
             f"{named(config)} does not list its layers, and {', '.join(dict.fromkeys(signs[:4]))} says that they are "
             f"not all plain attention. {LISTED}"
         )
-    return _windowed_kinds(config, count)
+    kinds = _windowed_kinds(config, count)
+    if not known and config.get("model_type", "") not in ALL_WINDOWED | PERIODS.keys() | PLAIN:
+        raise CompositionError(
+            f"{named(config)} is not known here, and it does not say what its layers remember: it may attend to later "
+            f"tokens, or remember in other ways. If it is plain causal attention, write layer_types into it, a list of "
+            f"{GLOBAL!r} for each layer; install a transformers that knows it; or pass a Profile"
+        )
+    return kinds
 
 
 def _windowed_kinds(config: Mapping[str, Any], count: int) -> list[str]:

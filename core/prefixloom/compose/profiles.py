@@ -91,7 +91,7 @@ def profile_from_facts(facts: ModelFacts, registry: Registry, serve: Serve | Non
     for layer in facts.layers:
         layers.setdefault(chosen_by[layer.kind], []).append(layer)
     specs: list[ComponentSpec] = []
-    warnings: list[str] = []
+    warnings = list(facts.warnings)
     for kind, mine in layers.items():
         specs += specs_of(registry, kind, facts, tuple(mine))
         warnings += _caveats(registry, kind, facts, tuple(mine))

@@ -88,7 +88,10 @@ class LayerFacts:
 
 @attrs.frozen
 class ModelFacts:
-    """A model config under normalised names. ``raw`` is the config itself, for everything that has no field here."""
+    """A model config under normalised names. ``raw`` is the config itself, for everything that has no field here.
+
+    ``warnings`` say what was assumed because the config leaves it out; they are logged when a cache is composed of it.
+    """
 
     model_type: str
     layers: tuple[LayerFacts, ...]
@@ -98,6 +101,7 @@ class ModelFacts:
     num_key_value_heads: int
     head_dim: int
     raw: Mapping[str, Any]
+    warnings: tuple[str, ...] = ()
 
     def widths(self, layer: LayerFacts) -> tuple[int, int, int]:
         """(heads, K width, V width) of an attention layer: the layer's own values if it has any, else the model's."""

@@ -1,0 +1,56 @@
+"""Config classes: what the installed transformers knows of a model type.
+
+A published config leaves out what equals the default of its class, and does not say which tokens its layers attend to.
+The core does not need transformers. Where it is not installed, and of types that it does not have, nothing is known
+here.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+NOT_PASSED = ("model_type", "dtype", "torch_dtype")
+"""Keys that a class does not take, or takes in fewer spellings than a published config has."""
+
+
+@attrs.frozen
+class Known:
+    """What is known of a model config. ``text`` is the config of its language model with all defaults, or None.
+
+    ``causal``, ``encoder``: transformers has a model of this type that generates, or one that fills in masked tokens.
+    ``failed``: why the class of the type did not take the config.
+    """
+
+    text: Any = None
+    causal: bool = False
+    encoder: bool = False
+    failed: str = ""
+
+
+def known_of(outer: Mapping[str, Any], text: Mapping[str, Any]) -> Known:
+    """Return what the installed transformers knows of a config, whose language model has the config ``text``."""
+    told = {str(config["model_type"]): config for config in (text, outer) if config.get("model_type")}
+    if not told:
+        return Known()
+    try:
+        classes = importlib.import_module("transformers.models.auto.configuration_auto").CONFIG_MAPPING
+        models = importlib.import_module("transformers.models.auto.modeling_auto")
+    except ImportError:
+        return Known()
+    causal = {*models.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *models.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES}
+    found = Known(
+        causal=not causal.isdisjoint(told),
+        encoder=not told.keys().isdisjoint(models.MODEL_FOR_MASKED_LM_MAPPING_NAMES),
+    )
+    name = next((name for name in reversed(told) if name in classes), None)
+    if name is None:
+        return found
+    try:
+        made = classes[name](**{key: value for key, value in told[name].items() if key not in NOT_PASSED})
+        return attrs.evolve(found, text=made.get_text_config(decoder=True))
+    except Exception as error:  # of a dozen types, from several libraries
+        return attrs.evolve(found, failed=" ".join(f"{type(error).__name__}: {error}".split()))
