@@ -37,7 +37,7 @@ def told(source: Any) -> Any:
     try:
         facts = read_facts(source)
     except CompositionError as error:
-        return str(error).partition("(")[0]
+        return str(error).partition("(")[0].partition("' ")[2]
     widths = [facts.widths(layer) for layer in facts.layers if "attention" in layer.kind and "linear" not in layer.kind]
     return facts.layers, widths
 
@@ -49,11 +49,9 @@ QUICK = ("gemma", "gemma3_text", "gpt_neox", "bert", "mimo_v2_flash", "mllama", 
 
 
 @pytest.mark.parametrize("model_type", only(TYPES, *QUICK))
-def test_a_config_that_leaves_out_defaults_says_what_the_config_object_says(model_type: str) -> None:
-    whole = CONFIG_MAPPING[model_type]()
-    whole.dtype = "float32"
-    short = json.loads(json.dumps(whole.to_diff_dict()))
-    text = whole.get_text_config(decoder=True)
+def test_a_config_that_leaves_out_all_defaults_says_what_the_config_object_says(model_type: str) -> None:
+    short = {"model_type": model_type, "dtype": "float32"}
+    text = CONFIG_MAPPING[model_type]().get_text_config(decoder=True)
     text.dtype = "float32"
     if hasattr(text, "num_hidden_layers"):  # one config of several models has none
         list_layers(text)

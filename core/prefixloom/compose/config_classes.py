@@ -22,12 +22,14 @@ class Known:
     """What is known of a model config. ``text`` is the config of its language model with all defaults, or None.
 
     ``causal``, ``encoder``: transformers has a model of this type that generates, or one that fills in masked tokens.
+    ``cross``: the class says that the model is an encoder with a decoder.
     ``failed``: why the class of the type did not take the config.
     """
 
     text: Any = None
     causal: bool = False
     encoder: bool = False
+    cross: bool = False
     failed: str = ""
 
 
@@ -51,6 +53,7 @@ def known_of(outer: Mapping[str, Any], text: Mapping[str, Any]) -> Known:
         return found
     try:
         made = classes[name](**{key: value for key, value in told[name].items() if key not in NOT_PASSED})
-        return attrs.evolve(found, text=made.get_text_config(decoder=True))
+        decoder = made.get_text_config(decoder=True)
+        return attrs.evolve(found, text=decoder, cross=bool(getattr(made, "is_encoder_decoder", False)))
     except Exception as error:  # of a dozen types, from several libraries
         return attrs.evolve(found, failed=" ".join(f"{type(error).__name__}: {error}".split()))

@@ -150,7 +150,7 @@ def _taken(given: Mapping[str, Any], config: Mapping[str, Any], known: Known, im
 
 def _refuse_other_inputs(config: Mapping[str, Any], outer: Mapping[str, Any], known: Known) -> None:
     """Refuse a model whose layers remember more of a prefix than its tokens say."""
-    if outer.get("is_encoder_decoder") or config.get("is_encoder_decoder"):
+    if outer.get("is_encoder_decoder") or known.cross:
         raise CompositionError(
             f"{named(config)} is an encoder-decoder model: what its decoder remembers depends on the encoder's input, "
             f"so a prefix of tokens does not name it. Use a decoder-only model"
