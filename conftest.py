@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.support import outside
 from tests.support.sampling import mark_slow
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # as many processes as cores: a second thread of one only takes from another
@@ -34,3 +35,7 @@ def pytest_collection_finish() -> None:
 @pytest.hookimpl(tryfirst=True)  # before the mark expression deselects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     mark_slow(items)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    outside.skip_if_missing(item)

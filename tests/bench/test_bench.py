@@ -50,11 +50,10 @@ def test_every_row_has_a_median_between_its_least_and_its_most() -> None:
     assert all(len(each) == 3 and min(each) > 0 for each in readings.values())  # before each round, and after the last
 
 
+@pytest.mark.outside("git")
 @pytest.mark.slow
 def test_other_commits_are_measured_with_their_own_sources(tmp_path: Path) -> None:
     """One commit executes a hundred more bytecodes to compose, another cannot compose, and a third does not fuse."""
-    if shutil.which("git") is None:
-        pytest.skip("git is not installed")
     tree = tmp_path / "tree"
     ignored = shutil.ignore_patterns("__pycache__", "tests")
     for part in ("bench", "core", "plugins", "engine"):

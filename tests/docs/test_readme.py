@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -55,7 +54,7 @@ def test_its_links_lead_somewhere(target: str) -> None:
     assert target.startswith("https://") or (ROOT / target).is_file()
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="a bash script")
+@pytest.mark.outside("bash")
 @pytest.mark.parametrize("mark", ["run", "test", "example"])
 def test_the_ci_script_finds_the_commands_as_they_stand(mark: str) -> None:
     """The script's own way of reading them, without running anything."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 from prefixloom_engine.contract.texts import ChatPrompt, Message
 from prefixloom_engine.threeway.text import END, ByteTokenizer
 from tests.server.test_server_clients import eventually
+from tests.support.outside import program
 from tests.support.servers import greedy, serving
 
 SCRIPT = Path(__file__).parent / "node_client.mjs"
@@ -53,12 +53,9 @@ class Calling(ByteTokenizer):
 
 @pytest.fixture(scope="module")
 def installed_client(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    node, npm = shutil.which("node"), shutil.which("npm")
-    if node is None or npm is None:
-        pytest.skip("node and npm are not installed")
     folder = tmp_path_factory.mktemp("node")
     (folder / "package.json").write_text("{}")
-    command = [npm, "install", "--no-audit", "--no-fund", "--ignore-scripts", PACKAGE]
+    command = [program("npm"), "install", "--no-audit", "--no-fund", "--ignore-scripts", PACKAGE]
     try:
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
     except subprocess.TimeoutExpired:
@@ -68,6 +65,7 @@ def installed_client(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.outside("node", "npm")
 def test_the_javascript_client_streams_calls_tools_and_knows_the_errors(installed_client: Path) -> None:
     text = Calling()
     call = json.dumps({"city": "Köln"}, ensure_ascii=False)
@@ -80,8 +78,8 @@ def test_the_javascript_client_streams_calls_tools_and_knows_the_errors(installe
     stops = [tokens[6] for tokens in said]  # a client takes no call, and no answer, that is cut for its length
     with serving(tokenizer=text) as server:
         done = subprocess.run(
-            ["node", str(SCRIPT), server.url, json.dumps(stops)], cwd=installed_client, capture_output=True, text=True,
-            timeout=120,
+            [program("node"), str(SCRIPT), server.url, json.dumps(stops)], cwd=installed_client, capture_output=True,
+            text=True, timeout=120,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         eventually(lambda: server.server.worker.load == 0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import socket
 import subprocess
 import time
@@ -13,14 +12,10 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.support.outside import program
 from tests.support.servers import ADMIN, KEYS, RunningServer, serving
 
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chrome")
-DRIVER = shutil.which("chromedriver")
-
-pytestmark = pytest.mark.skipif(
-    not (CHROMIUM and DRIVER), reason="no Chromium with its driver: apt-get install chromium chromium-driver"
-)
+pytestmark = pytest.mark.outside("chromium", "chromedriver")
 
 
 class Browser:
@@ -29,7 +24,7 @@ class Browser:
     def __init__(self, port: int, folder: Path, width: int, dark: bool) -> None:
         arguments = ["--headless", "--no-sandbox", "--disable-gpu", f"--window-size={width},900",
                      f"--user-data-dir={folder}", "--no-proxy-server"]  # fmt: skip
-        options = {"binary": CHROMIUM, "args": arguments}
+        options = {"binary": program("chromium"), "args": arguments}
         self._http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120, trust_env=False)
         made = self._ask("POST", "/session", {
             "capabilities": {"alwaysMatch": {"browserName": "chrome", "goog:chromeOptions": options,
@@ -83,7 +78,9 @@ def driver() -> Iterator[int]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    process = subprocess.Popen([str(DRIVER), f"--port={port}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [program("chromedriver"), f"--port={port}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     try:
         for _ in range(200):
             try:

@@ -1,8 +1,8 @@
 """Real servers on loopback, each started once in a test process, on a free port, and ended with it.
 
 ``redis()`` is Debian's redis-server; ``s3()`` is moto's server, which speaks S3's API; ``azure()`` is Azurite, Azure's
-own emulator of its blobs; ``mooncake()`` is Mooncake's master with a service that gives memory. A test is skipped where
-a server is not installed.
+own emulator of its blobs; ``mooncake()`` is Mooncake's master with a service that gives memory. A test of what pip does
+not bring says so (``outside``), and a test is skipped where a client or moto is not installed.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from urllib.parse import urlencode
 
 import attrs
 import pytest
+
+from .outside import kept, program
 
 PATIENCE = 60.0
 
@@ -77,31 +79,29 @@ def free_port() -> int:
 
 def redis_server(*options: str) -> Server:
     """A server of its own, for a test that disturbs it. The caller kills it."""
-    program = shutil.which("redis-server")
-    if program is None or importlib.util.find_spec("redis") is None:
-        pytest.skip("redis-server, or Python's redis, is not installed here")
+    pytest.importorskip("redis")
     port = free_port()
     folder = tempfile.mkdtemp(prefix="prefixloom-redis-")
     atexit.register(shutil.rmtree, folder, True)
-    command = [program, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", folder, *options]
-    server = Server(port, command)
+    command = [program("redis-server"), "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", folder]
+    server = Server(port, [*command, *options])
     atexit.register(server.kill)
     server.start()
     return server
 
 
-@functools.cache
+@kept("redis-server")
 def redis() -> Server:
     return redis_server()
 
 
 def s3_server() -> Server:
     """A server of its own, with the bucket ``prefixes``. The caller kills it."""
-    program = Path(sys.executable).with_name("moto_server")
-    if not program.exists() or importlib.util.find_spec("obstore") is None:
+    moto = Path(sys.executable).with_name("moto_server")
+    if not moto.exists() or importlib.util.find_spec("obstore") is None:
         pytest.skip("moto's server, or obstore, is not installed here")
     port = free_port()
-    server = Server(port, [str(program), "-H", "127.0.0.1", "-p", str(port)])
+    server = Server(port, [str(moto), "-H", "127.0.0.1", "-p", str(port)])
     atexit.register(server.kill)
     server.start()
     make_bucket(server)
@@ -131,15 +131,14 @@ AZURE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZ
 """Those of every Azurite."""
 
 
-@functools.cache
+@kept("azurite-blob")
 def azure() -> Server:
     """Azurite, with the container ``prefixes``."""
-    program = shutil.which("azurite-blob")
-    if program is None or importlib.util.find_spec("obstore") is None:
-        pytest.skip("azurite-blob, or obstore, is not installed here")
+    pytest.importorskip("obstore")
     port = free_port()
     server = Server(port, [
-        program, "--blobPort", str(port), "--inMemoryPersistence", "--skipApiVersionCheck", "--disableTelemetry",
+        program("azurite-blob"), "--blobPort", str(port), "--inMemoryPersistence", "--skipApiVersionCheck",
+        "--disableTelemetry",
     ])  # fmt: skip
     atexit.register(server.kill)
     server.start()
@@ -166,16 +165,13 @@ def make_container(server: Server) -> None:
 
 def mooncake_servers() -> Sequence[Server]:
     """A master, and a service that gives it 256 MiB of memory."""
-    if importlib.util.find_spec("mooncake") is None:
-        pytest.skip("Mooncake Store is not installed here")
-    scripts = Path(sys.executable).parent
     master = Server(free_port(), [
-        str(scripts / "mooncake_master"), "--rpc_address=127.0.0.1", f"--metrics_port={free_port()}",
+        program("mooncake_master"), "--rpc_address=127.0.0.1", f"--metrics_port={free_port()}",
     ])  # fmt: skip
     master.command = [*master.command, f"--rpc_port={master.port}"]
     service = Server(free_port(), [])
     service.command = [
-        str(scripts / "mooncake_client"), f"--port={service.port}", "--host=127.0.0.1", "--protocol=tcp",
+        program("mooncake_client"), f"--port={service.port}", "--host=127.0.0.1", "--protocol=tcp",
         "--metadata_server=P2PHANDSHAKE", f"--master_server_address=127.0.0.1:{master.port}",
         "--global_segment_size=256 MB", f"--mmap_arena_pool_size={256 << 20}",
     ]  # fmt: skip
@@ -185,7 +181,7 @@ def mooncake_servers() -> Sequence[Server]:
     return master, service
 
 
-@functools.cache
+@kept("mooncake_master")
 def mooncake() -> Sequence[Server]:
     return mooncake_servers()
 

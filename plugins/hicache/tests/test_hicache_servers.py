@@ -35,12 +35,14 @@ from tests.support.store_servers import (
 )
 
 TIMEOUT = 0.4
-KINDS = ("redis", "s3")
+needs_redis = pytest.mark.outside("redis-server")
+needs_mooncake = pytest.mark.outside("mooncake_master", "mooncake_client")
+CASES = [pytest.param(REDIS, id="redis", marks=needs_redis), pytest.param(S3, id="s3")]
 RECORDS = [record_of(number, 3000 + number) for number in range(12)]
 KEYS = [record.key for record in RECORDS]
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=[pytest.param("redis", marks=needs_redis), "s3"])
 def server(request: pytest.FixtureRequest) -> Iterator[tuple[str, Server]]:
     """A server that the test may disturb, and its URL."""
     made, url_of = (redis_server(), redis_url) if request.param == "redis" else (s3_server(), s3_url)
@@ -135,6 +137,7 @@ def test_two_writers_of_the_same_records_agree_who_was_first(server: tuple[str, 
         store.close()
 
 
+@needs_redis
 def test_a_full_server_refuses_or_evicts_as_it_is_told() -> None:
     large = [record_of(number, 200_000) for number in range(60)]
     for policy, told in (("noeviction", "capacity"), ("allkeys-lru", "absent")):
@@ -155,6 +158,7 @@ def test_a_full_server_refuses_or_evicts_as_it_is_told() -> None:
         process.kill()
 
 
+@needs_redis
 def test_a_full_server_is_full_for_a_client_that_comes_later() -> None:
     process = redis_server("--maxmemory", "6mb", "--maxmemory-policy", "noeviction")
     first = open_store(redis_url(process, prefix="first"))
@@ -168,6 +172,7 @@ def test_a_full_server_is_full_for_a_client_that_comes_later() -> None:
     process.kill()
 
 
+@needs_redis
 def test_records_of_redis_live_so_long_after_their_last_use() -> None:
     process = redis_server()
     store = open_store(redis_url(process, ttl="700ms"))
@@ -189,6 +194,7 @@ def test_records_of_redis_live_so_long_after_their_last_use() -> None:
     process.kill()
 
 
+@needs_redis
 def test_redis_promises_to_keep_what_its_append_only_file_has() -> None:
     process = redis_server("--appendonly", "yes")
     store = open_store(redis_url(process))
@@ -206,6 +212,7 @@ def test_redis_promises_to_keep_what_its_append_only_file_has() -> None:
 # ---------------------------------------------------------------- what lies on the server
 
 
+@needs_redis
 def test_the_failure_of_one_value_is_no_failure_of_its_batch() -> None:
     store: Any = REDIS.open(0)
     store.put(RECORDS[:3])
@@ -218,7 +225,7 @@ def test_the_failure_of_one_value_is_no_failure_of_its_batch() -> None:
     store.close()
 
 
-@pytest.mark.parametrize("case", [REDIS, S3], ids=KINDS)
+@pytest.mark.parametrize("case", CASES)
 def test_a_value_of_any_length_is_read_no_further_than_the_buffer(case: Any) -> None:
     store = case.open(0)
     store.put(RECORDS[:1])
@@ -245,6 +252,7 @@ def test_a_value_of_any_length_is_read_no_further_than_the_buffer(case: Any) -> 
 
 @pytest.mark.parametrize("then", ["it is gone", "it was written again"])
 @pytest.mark.parametrize("into", [None, [bytearray(3000)]], ids=["", "into a buffer that is too small for the other"])
+@needs_redis
 def test_a_value_that_is_replaced_while_it_is_read_is_no_damage(then: str, into: Any) -> None:
     """A server may give the memory of a removed value to another one, while a client still reads from there."""
     store: Any = REDIS.open(0)
@@ -264,6 +272,7 @@ def test_a_value_that_is_replaced_while_it_is_read_is_no_damage(then: str, into:
     store.close()
 
 
+@needs_redis
 def test_a_record_of_another_format_stays_for_those_who_read_it() -> None:
     store: Any = REDIS.open(0)
     store.put(RECORDS[:1])
@@ -276,6 +285,7 @@ def test_a_record_of_another_format_stays_for_those_who_read_it() -> None:
     store.close()
 
 
+@needs_redis
 def test_many_keys_come_in_several_calls_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_store, "BATCH_BYTES", 10_000)
     monkeypatch.setattr(server_store, "BATCH_VALUES", 5)
@@ -298,6 +308,7 @@ def test_many_keys_come_in_several_calls_of_bounded_size(monkeypatch: pytest.Mon
     store.close()
 
 
+@needs_redis
 def test_a_record_that_is_too_large_for_the_server_is_refused_and_the_others_are_written() -> None:
     store: Any = REDIS.open(0)
     store.values.largest = 256 + 3005
@@ -306,7 +317,7 @@ def test_a_record_that_is_too_large_for_the_server_is_refused_and_the_others_are
     store.close()
 
 
-@pytest.mark.parametrize("case", [REDIS, S3], ids=KINDS)
+@pytest.mark.parametrize("case", CASES)
 def test_the_server_is_asked_for_nothing_that_is_known(case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of no keys nothing, of what is there no fingerprints, and a fingerprint is noted once."""
     store: Any = case.open(0)
@@ -365,6 +376,7 @@ def test_a_server_that_answers_garbage_is_a_failure(tmp_path: Any) -> None:
     thread.join(5)
 
 
+@needs_redis
 def test_what_is_wrong_with_a_url_is_said_and_no_password_is_shown() -> None:
     process = redis_server("--requirepass", "sesame")
     for url, says in (
@@ -428,6 +440,7 @@ def test_what_is_shown_of_a_url() -> None:
     assert shown_url("redis://u:p?x@h:1/0?ttl=1d") == "redis://u:***@h:1/0?ttl=1d"
 
 
+@needs_redis
 def test_a_record_that_is_put_twice_in_a_call_is_written_once() -> None:
     store = REDIS.open(0)
     twice = store.put([RECORDS[0], RECORDS[1], RECORDS[0]])
@@ -438,6 +451,7 @@ def test_a_record_that_is_put_twice_in_a_call_is_written_once() -> None:
     store.close()
 
 
+@needs_redis
 def test_what_is_there_is_asked_only_while_many_records_were_there() -> None:
     store: Any = REDIS.open(0)
     calls: list[str] = []
@@ -461,6 +475,7 @@ def test_what_is_there_is_asked_only_while_many_records_were_there() -> None:
     store.close()
 
 
+@needs_redis
 def test_calls_that_write_at_the_same_time_do_not_mix_their_values() -> None:
     store, mixed = REDIS.open(0), []
 
@@ -480,6 +495,7 @@ def test_calls_that_write_at_the_same_time_do_not_mix_their_values() -> None:
     store.close()
 
 
+@needs_redis
 def test_a_client_is_closed_after_the_last_call_that_uses_it() -> None:
     store: Any = REDIS.open(0)
     entered, go_on, order = threading.Event(), threading.Event(), []
@@ -504,7 +520,7 @@ def test_a_client_is_closed_after_the_last_call_that_uses_it() -> None:
     assert order == ["answered", "closed"] and asked == [(False,)]
 
 
-@pytest.mark.parametrize("case", [REDIS, S3], ids=KINDS)
+@pytest.mark.parametrize("case", CASES)
 def test_an_empty_value_is_damage_and_is_written_again(case: Any) -> None:
     store = case.open(0)
     store.put(RECORDS[:2])
@@ -532,6 +548,7 @@ class Arriving:
         return self.client.pipeline(**options)
 
 
+@needs_redis
 def test_a_value_that_arrives_while_it_is_read_stays() -> None:
     store: Any = REDIS.open(0)
     other = REDIS.abandon(store)
@@ -604,6 +621,7 @@ def test_a_note_of_no_bytes_hides_no_other() -> None:
 # ---------------------------------------------------------------- Mooncake
 
 
+@needs_mooncake
 def test_what_lay_in_a_process_that_died_is_a_miss_and_a_store_without_memory_is_full() -> None:
     master, service = mooncake_servers()
     store, other = open_store(mooncake_url((master, service))), open_store(mooncake_url((master, service)))
@@ -620,6 +638,7 @@ def test_what_lay_in_a_process_that_died_is_a_miss_and_a_store_without_memory_is
     master.kill()
 
 
+@needs_mooncake
 def test_what_is_wrong_with_a_url_of_mooncake_is_said() -> None:
     for url, says in (
         ("mooncake://127.0.0.1:1", "the master cannot be reached"),
@@ -632,6 +651,7 @@ def test_what_is_wrong_with_a_url_of_mooncake_is_said() -> None:
             open_store(url)
 
 
+@needs_mooncake
 def test_a_master_of_mooncake_may_have_an_address_of_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
@@ -651,6 +671,7 @@ def test_a_master_of_mooncake_may_have_an_address_of_ipv6(monkeypatch: pytest.Mo
     assert asked == [master]
 
 
+@needs_mooncake
 def test_clients_of_mooncake_that_begin_at_the_same_time_write_their_records() -> None:
     """Each notes its fingerprint first, and all notes are one value."""
     servers = mooncake_servers()
@@ -666,6 +687,7 @@ def test_clients_of_mooncake_that_begin_at_the_same_time_write_their_records() -
         server.kill()
 
 
+@needs_mooncake
 def test_notes_of_mooncake_that_are_none_are_replaced() -> None:
     servers = mooncake_servers()
     for garbage in (b"[" * 100_000, b"[1]", b"\xff", b"{"):

@@ -367,6 +367,7 @@ def test_a_store_survives_its_process_and_is_refused_to_another_model(make: Any,
         check_identity(tmp_path / "store", Identity(model="m", weights="v"))
 
 
+@pytest.mark.outside("redis-server")
 def test_engines_share_the_store_of_a_server(make: Any, tmp_path: Path) -> None:
     store = {"store": redis_url(redis(), prefix=f"vllm-{os.getpid()}"), "staging": "1MiB", "fetch": "wait"}
     one = make(FULL, STATE, **store)
