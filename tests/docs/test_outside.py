@@ -40,6 +40,7 @@ def test_a_test_that_starts_what_it_does_not_say_it_needs_fails(monkeypatch: pyt
     calls: list[int] = []
     start = outside.kept("bash")(lambda: calls.append(1))
     monkeypatch.setattr(outside, "missing", lambda name: "")
+    monkeypatch.setattr(outside, "_found", lambda name: name)
 
     def running(*marks: Any) -> None:
         outside.skip_if_missing(SimpleNamespace(iter_markers=lambda name: marks))  # type: ignore[arg-type]
