@@ -132,7 +132,7 @@ def test_what_is_no_config_at_all_is_refused() -> None:
         ({"hidden_size": "64"}, "hidden_size must be a whole number"),
         ({"num_attention_heads": True}, "num_attention_heads must be a whole number"),
         ({"torch_dtype": "float7"}, "torch_dtype='float7' is none of float64"),
-        ({"is_encoder_decoder": True}, "encoder-decoder model.*Use a decoder-only model"),
+        ({"is_encoder_decoder": True}, "another input .*encoder-decoder model.*Use a decoder-only model"),
         ({"layer_types": [WHOLE]}, "lists 1 layer types and has 4 layers"),
         ({"layer_types": "full"}, "layer_types must be a list"),
         ({"per_layer_config": [1]}, "per_layer_config must map layer numbers"),

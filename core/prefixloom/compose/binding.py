@@ -11,8 +11,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
+from functools import partial
 from operator import itemgetter
-from typing import Any
+from typing import Any, NoReturn
 
 import attrs
 import pluggy
@@ -22,37 +23,12 @@ from ..contract.hookspecs import COLD_HOOKS, HOT_HOOKS, PROJECT, ComponentSpecs
 from ..errors import CompositionError, ProtocolError
 
 
-class Components(pluggy.PluginManager):
-    """The manager of one cache. Once it is ``closed``, its plugins are fixed, because their hooks are bound."""
-
-    closed = False
-
-    def register(self, plugin: object, name: str | None = None) -> str | None:
-        self._refuse_if_closed("register")
-        return super().register(plugin, name)
-
-    def unregister(self, plugin: object | None = None, name: str | None = None) -> Any:
-        self._refuse_if_closed("unregister")
-        return super().unregister(plugin, name)
-
-    def set_blocked(self, name: str) -> None:
-        self._refuse_if_closed("set_blocked")
-        super().set_blocked(name)
-
-    def _refuse_if_closed(self, verb: str) -> None:
-        if self.closed:
-            raise ProtocolError(
-                f"{verb}: the hooks of a cache are bound when it is made, so its components cannot change. Compose "
-                f"another cache; to watch calls, compose with tracing=True and take add_hookcall_monitoring"
-            )
-
-
 def make_manager(instances: Mapping[str, object], origins: Mapping[str, str] | None = None) -> pluggy.PluginManager:
     """Register the component instances of one cache in a new manager, by name, and check every hook.
 
     ``origins`` says where a component comes from, for errors. Monitoring attaches to the manager.
     """
-    manager = Components(PROJECT)
+    manager = pluggy.PluginManager(PROJECT)
     manager.add_hookspecs(ComponentSpecs)
     labels = {name: _label(name, (origins or {}).get(name, "")) for name in instances}
     for name, instance in instances.items():
@@ -66,8 +42,17 @@ def make_manager(instances: Mapping[str, object], origins: Mapping[str, str] | N
                 f"arguments by the names in prefixloom.contract.hookspecs.ComponentSpecs, or fewer of them"
             ) from error
         _check_pending(manager, labels[name])
-    manager.closed = True
+    for verb in ("register", "unregister", "set_blocked"):
+        setattr(manager, verb, partial(_refuse_change, verb))
     return manager
+
+
+def _refuse_change(verb: str, *_: object, **__: object) -> NoReturn:
+    """Refuse what would change the components of a manager, because their hooks are bound once."""
+    raise ProtocolError(
+        f"{verb}: the hooks of a cache are bound when it is made, so its components cannot change. Compose another "
+        f"cache; to watch calls, compose with tracing=True and take add_hookcall_monitoring"
+    )
 
 
 def bind(manager: pluggy.PluginManager, name: str, *, tracing: bool = False) -> Hooks:

@@ -95,7 +95,8 @@ def read_facts(source: object) -> ModelFacts:
     outer = load_config(source)
     given = _text_part(outer)
     known = known_of(outer, given)
-    config = _completed(given, known)
+    defaults = {} if known.text is None else load_config(known.text)
+    config = defaults | {key: value for key, value in given.items() if value is not None or key not in defaults}
     _refuse_other_inputs(config, outer, known)
     listed = listed_kinds(config)
     count = _integer(config, "num_hidden_layers", default=len(listed) or None)
@@ -125,13 +126,6 @@ def read_facts(source: object) -> ModelFacts:
     )
 
 
-def _completed(config: dict[str, Any], known: Known) -> dict[str, Any]:
-    """The config with the defaults of its class. None counts as missing, as in transformers."""
-    if known.text is None:
-        return config
-    return {**load_config(known.text), **{key: value for key, value in config.items() if value is not None}}
-
-
 def _taken(given: Mapping[str, Any], config: Mapping[str, Any], known: Known, implied: Mapping[str, int]) -> list[str]:
     """Warnings about numbers that the config leaves out, and that are not those which are implied by its others."""
     if known.failed:
@@ -150,16 +144,14 @@ def _taken(given: Mapping[str, Any], config: Mapping[str, Any], known: Known, im
 
 def _refuse_other_inputs(config: Mapping[str, Any], outer: Mapping[str, Any], known: Known) -> None:
     """Refuse a model whose layers remember more of a prefix than its tokens say."""
-    if outer.get("is_encoder_decoder") or known.cross:
+    crossed = {
+        "an encoder-decoder model": outer.get("is_encoder_decoder") or known.cross,
+        "cross-attention": config.get("cross_attention_layers") or config.get("add_cross_attention"),
+    }
+    if any(crossed.values()):
         raise CompositionError(
-            f"{named(config)} is an encoder-decoder model: what its decoder remembers depends on the encoder's input, "
-            f"so a prefix of tokens does not name it. Use a decoder-only model"
-        )
-    crossed = [key for key in ("cross_attention_layers", "add_cross_attention") if config.get(key)]
-    if crossed:
-        raise CompositionError(
-            f"{named(config)} has attention to another input than its tokens ({crossed[0]}), so a prefix of tokens "
-            f"does not name what it remembers. Use a decoder-only model"
+            f"{named(config)} has another input than its tokens ({next(filter(crossed.get, crossed))}), so a prefix of "
+            f"tokens does not name what it remembers. Use a decoder-only model"
         )
     masked = any("MaskedLM" in str(name) for name in outer.get("architectures") or ())
     signs = {
@@ -208,9 +200,11 @@ def _kv_heads(config: Mapping[str, Any], heads: int) -> int:
 
 def _dtype(config: Mapping[str, Any], outer: Mapping[str, Any]) -> tuple[str, list[str]]:
     """The dtype of the model's memory, with a warning where the config does not say it."""
-    quantized: Mapping[str, Any] = config.get("quantization_config") or outer.get("quantization_config") or {}
+    quantized = config.get("quantization_config") or outer.get("quantization_config")
     said = [(key, holder.get(key)) for holder in (config, outer) for key in ("dtype", "torch_dtype")]
-    for key, value in (*said, ("bnb_4bit_compute_dtype", quantized.get("bnb_4bit_compute_dtype"))):
+    if isinstance(quantized, Mapping):
+        said.append(("bnb_4bit_compute_dtype", quantized.get("bnb_4bit_compute_dtype")))
+    for key, value in said:
         if value is None or value == "auto":
             continue
         name = str(value).removeprefix("torch.")

@@ -225,8 +225,8 @@ def profile_from_toml(path: str | os.PathLike[str], registry: Registry, serve: S
         specs.append(ComponentSpec(kind, _typed(table, "name", str, here) or "", options))
     return Profile(
         specs,
-        page_size=_typed(data, "page_size", int, where),
-        max_rewind=_typed(data, "max_rewind", int, where) or 0,
+        page_size=_typed({"page_size": model.page_size, **data}, "page_size", int, where),
+        max_rewind=_typed({"max_rewind": model.max_rewind, **data}, "max_rewind", int, where),
         name=_typed(data, "name", str, where) or Path(path).stem,
         warnings=model.warnings,
     )
