@@ -92,6 +92,15 @@ def test_what_a_class_makes_of_a_config_is_refused_like_what_the_config_says() -
         read_facts({"model_type": "mllama"})
 
 
+@pytest.mark.parametrize("model_type", ["mamba", "falcon", "jamba", "bamba"])
+def test_what_a_class_computes_itself_may_stand_in_the_config(model_type: str) -> None:
+    config = CONFIG_MAPPING[model_type]()
+    config.dtype = "float32"
+    whole = read_facts(config)
+    assert whole.raw["layer_types" if hasattr(config, "layer_types") else "head_dim"]
+    assert (read_facts(dict(whole.raw)), whole.warnings) == (whole, ())
+
+
 def test_a_config_that_its_class_does_not_take_is_read_as_it_stands_and_that_is_said() -> None:
     config = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4}
     facts = read_facts({**config, "dtype": "torch.float16", "vocab_size": "many"})

@@ -52,8 +52,15 @@ def known_of(outer: Mapping[str, Any], text: Mapping[str, Any]) -> Known:
     if name is None:
         return found
     try:
-        made = classes[name](**{key: value for key, value in told[name].items() if key not in NOT_PASSED})
+        kind = classes[name]
+        made = kind(**{key: told[name][key] for key in told[name] if key not in NOT_PASSED and _can_be_set(kind, key)})
         decoder = made.get_text_config(decoder=True)
         return attrs.evolve(found, text=decoder, cross=bool(getattr(made, "is_encoder_decoder", False)))
     except Exception as error:  # of a dozen types, from several libraries
         return attrs.evolve(found, failed=" ".join(f"{type(error).__name__}: {error}".split()))
+
+
+def _can_be_set(kind: type, name: str) -> bool:
+    """Whether an attribute of a config class is not one that the class only computes."""
+    name = getattr(kind, "attribute_map", {}).get(name, name)
+    return getattr(getattr(kind, name, None), "fset", kind) is not None

@@ -146,7 +146,7 @@ def _refuse_other_inputs(config: Mapping[str, Any], outer: Mapping[str, Any], kn
     """Refuse a model whose layers remember more of a prefix than its tokens say."""
     crossed = {
         "an encoder-decoder model": outer.get("is_encoder_decoder") or known.cross,
-        "cross-attention": config.get("cross_attention_layers") or config.get("add_cross_attention"),
+        "cross-attention": any(config.get(key) for key in CROSSED),
     }
     if any(crossed.values()):
         raise CompositionError(
@@ -277,6 +277,9 @@ NOT_UNIFORM = (
     "time_step_rank", "compress_ratios",
 )  # fmt: skip
 """Keys that are signs of several layer kinds, or of recurrent layers, in configs that do not list their layers."""
+
+CROSSED = ("cross_attention_layers", "cross_attention_hidden_size", "add_cross_attention")
+"""Keys that are signs of attention to another input, such as an image or what an encoder makes of one."""
 
 RECURRENT_PREFIXES = ("mamba_", "ssm_", "linear_attn_", "linear_num_", "linear_key_", "linear_conv_")
 
