@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from prefixloom_engine.disaggregation import write_keys
+from prefixloom.connections import write_keys
 from tests.support.fleets import SERVER, OneServer, RunningFleet, cached, free_port, said, text, told_by, toml_of
 from tests.support.machines import can_make_machines, ray_on_two_machines
 

@@ -17,7 +17,7 @@ import pytest
 from tests.support.places import ROOT
 
 CORE = (
-    "errors", "storage", "contract", "device", "tree", "operations", "cache", "tiers", "compose", "lab",
+    "errors", "connections", "storage", "contract", "device", "tree", "operations", "cache", "tiers", "compose", "lab",
     "testing", "cli",
 )  # fmt: skip
 """The rooms of the core from the lowest up. Each may import all below it."""

@@ -13,7 +13,7 @@ import pytest
 
 import prefixloom
 import prefixloom_resumable
-from prefixloom import lab, storage
+from prefixloom import connections, lab, storage
 
 ROOT = Path(__file__).resolve().parents[2]
 CORE = ROOT / "core" / "prefixloom"
@@ -62,7 +62,8 @@ def breaches_of_core(source: str, *, testing: bool = False) -> list[str]:
 
 
 PUBLIC = {
-    "prefixloom": [*prefixloom.__all__, "lab", "storage"],
+    "prefixloom": [*prefixloom.__all__, "connections", "lab", "storage"],
+    "prefixloom.connections": connections.__all__,
     "prefixloom.lab": lab.__all__,
     "prefixloom.storage": storage.__all__,
     "prefixloom.testing": ["Truth"],

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from prefixloom import InputError
-from prefixloom_engine.disaggregation import write_keys, zmq_transport
+from prefixloom.connections import write_keys
+from prefixloom_engine.disaggregation import zmq_transport
 from prefixloom_engine.disaggregation.addresses import open_transport
 from prefixloom_engine.disaggregation.transport import (
     ANSWER,
@@ -115,7 +116,7 @@ def test_nobody_is_sent_anything_where_nobody_is(tmp_path: Path) -> None:
     for kind in KINDS_OF_TRANSPORT:
         with pair(kind, tmp_path) as (prefill, _), pytest.raises(PeerGone):
             prefill.send(b"nobody", BUSY, 0)
-    alone = open_transport("tcp://127.0.0.1:9", "decode", None)
+    alone = open_transport("tcp://127.0.0.1:9", "client", None)
     assert not alone.send(PREFILL, BUSY, 0)
     assert alone.receive() == []
     alone.close()
@@ -147,13 +148,13 @@ def test_messages_of_another_form_are_ignored_and_long_frames_end_a_connection(t
 def test_who_has_no_keys_or_others_is_not_heard(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for name in ("mine", "theirs"):
         write_keys(tmp_path / name)
-    prefill = open_transport("tcp://127.0.0.1:0", "prefill", tmp_path / "mine")
+    prefill = open_transport("tcp://127.0.0.1:0", "server", tmp_path / "mine")
     mine, theirs = (json.loads((tmp_path / name).read_text()) for name in ("mine", "theirs"))
     guess = tmp_path / "guess"
     guess.touch(0o600)
-    guess.write_text(json.dumps({"prefill": {"public": mine["prefill"]["public"]}, "decode": theirs["decode"]}))
-    strangers = [open_transport(prefill.address, "decode", keys) for keys in (None, tmp_path / "theirs", guess)]
-    friend = open_transport(prefill.address, "decode", tmp_path / "mine")
+    guess.write_text(json.dumps({"server": {"public": mine["server"]["public"]}, "client": theirs["client"]}))
+    strangers = [open_transport(prefill.address, "client", keys) for keys in (None, tmp_path / "theirs", guess)]
+    friend = open_transport(prefill.address, "client", tmp_path / "mine")
     introduced(prefill, friend)
     for _ in range(20):
         for stranger in strangers:
@@ -165,18 +166,18 @@ def test_who_has_no_keys_or_others_is_not_heard(tmp_path: Path, caplog: pytest.L
 
 
 def test_without_keys_an_address_is_on_this_machine(tmp_path: Path) -> None:
-    for side in ("prefill", "decode"):
+    for side in ("server", "client"):
         for address in ("tcp://0.0.0.0:5555", "tcp://10.0.0.7:5555", "tcp://example:5555", "tcp://[::]:5555"):
             with pytest.raises(InputError, match="without keys anybody there may read prompts"):
                 open_transport(address, side, None)
     with pytest.raises(InputError, match="a port above 65535"):
-        open_transport("tcp://127.0.0.1:99999", "prefill", None)
+        open_transport("tcp://127.0.0.1:99999", "server", None)
     for wrong in ("127.0.0.1:5555", "tcp://127.0.0.1", "http://127.0.0.1:80", ""):
         with pytest.raises(InputError, match="an address is tcp://HOST:PORT"):
-            open_transport(wrong, "decode", None)
+            open_transport(wrong, "client", None)
     keys = tmp_path / "keys"
     write_keys(keys)
-    everywhere = open_transport("tcp://0.0.0.0:0", "prefill", keys)
+    everywhere = open_transport("tcp://0.0.0.0:0", "server", keys)
     everywhere.close()
     with pytest.raises(InputError, match="is there already"):
         write_keys(keys)
@@ -200,25 +201,25 @@ def test_a_name_is_one_of_ipv6_if_it_has_no_other_address(monkeypatch: pytest.Mo
 
 def test_an_address_that_is_taken_is_refused(tmp_path: Path) -> None:
     with pair("zmq", tmp_path) as (prefill, _), pytest.raises(InputError, match="cannot listen at"):
-        open_transport(prefill.address, "prefill", None)
+        open_transport(prefill.address, "server", None)
 
 
 def test_a_local_address_takes_only_its_own_path(tmp_path: Path) -> None:
     path = tmp_path / "thesis"
     path.write_text("mine")
     with pytest.raises(InputError, match="this file is no socket"):
-        open_transport(f"ipc://{path}", "prefill", None)
+        open_transport(f"ipc://{path}", "server", None)
     assert path.read_text() == "mine"
     path.unlink()
-    first = open_transport(f"ipc://{path}", "prefill", None)
+    first = open_transport(f"ipc://{path}", "server", None)
     with pytest.raises(InputError, match="a process listens there"):
-        open_transport(f"ipc://{path}", "prefill", None)
+        open_transport(f"ipc://{path}", "server", None)
     first.close()
     assert not path.exists()
     with socket.socket(socket.AF_UNIX) as gone:
         gone.bind(str(path))
-    second = open_transport(f"ipc://{path}", "prefill", None)
-    decode = open_transport(f"ipc://{path}", "decode", None)
+    second = open_transport(f"ipc://{path}", "server", None)
+    decode = open_transport(f"ipc://{path}", "client", None)
     assert introduced(second, decode)
     decode.close()
     second.close()
@@ -230,7 +231,7 @@ def test_a_transport_that_nobody_reads_for_long_can_be_closed(monkeypatch: pytes
     monkeypatch.setattr(zmq_transport, "MOST_RECONNECT_MS", 1)
     with socket.create_server(("127.0.0.1", 0)) as flapping:
         flapping.settimeout(2)
-        transport = open_transport(f"tcp://127.0.0.1:{flapping.getsockname()[1]}", "decode", None)
+        transport = open_transport(f"tcp://127.0.0.1:{flapping.getsockname()[1]}", "client", None)
         with contextlib.suppress(TimeoutError):
             for _ in range(1500):
                 flapping.accept()[0].close()
@@ -240,16 +241,16 @@ def test_a_transport_that_nobody_reads_for_long_can_be_closed(monkeypatch: pytes
         assert not closing.is_alive()
 
 
-@pytest.mark.parametrize("content", ["", "{}", "[]", '{"prefill": {"public": "short"}}', "not json", '{"prefill": 5}',
-     "[" * 50_000, json.dumps({side: {"public": "~" * 40, "secret": "~" * 40} for side in ("prefill", "decode")})],
+@pytest.mark.parametrize("content", ["", "{}", "[]", '{"server": {"public": "short"}}', "not json", '{"server": 5}',
+     "[" * 50_000, json.dumps({side: {"public": "~" * 40, "secret": "~" * 40} for side in ("server", "client")})],
     ids=str,
 )  # fmt: skip
 def test_a_file_without_keys_is_refused(tmp_path: Path, content: str) -> None:
     path = tmp_path / "keys"
     path.write_text(content)
     path.chmod(0o600)
-    with pytest.raises(InputError, match="no keys for a prefill process"):
-        open_transport("tcp://127.0.0.1:0", "prefill", path)
+    with pytest.raises(InputError, match="no keys for the server of"):
+        open_transport("tcp://127.0.0.1:0", "server", path)
 
 
 def test_keys_that_others_may_read_are_refused(tmp_path: Path) -> None:
@@ -257,5 +258,5 @@ def test_keys_that_others_may_read_are_refused(tmp_path: Path) -> None:
     write_keys(path)
     assert path.stat().st_mode & 0o777 == 0o600
     path.chmod(0o640)
-    with pytest.raises(InputError, match=r"keys has secret keys, and others may read it: chmod 600 [^ ]*keys$"):
-        open_transport("tcp://127.0.0.1:0", "prefill", path)
+    with pytest.raises(InputError, match=r"keys has secret keys, and others may [^:]*: chmod 600 [^ ]*keys$"):
+        open_transport("tcp://127.0.0.1:0", "server", path)

@@ -27,7 +27,7 @@ from typing import Any
 
 import prefixloom
 from prefixloom import Buffer, Cache, CapacityError, Component, Manifest, Point, Window, compose
-from prefixloom_events import EventPublisher, Mirror, PageLabel, RebuiltCache
+from prefixloom_events import EventPublisher, Mirror, PageLabel, RebuiltCache, salt_digest
 
 RELEASE = "ai-dynamo-runtime==1.6.1"
 PAGE = 4
@@ -98,7 +98,7 @@ class Indexer:
         """By worker, how many tokens it would find."""
         prompt = {"token_ids": list(tokens), "model_name": "model"}
         if namespace:
-            prompt["cache_salt"] = namespace
+            prompt["cache_salt"] = salt_digest(PageLabel(namespace))
         scores = self.call("/query", prompt)["scores"]
         return {int(worker): ranks["0"] for worker, ranks in scores.items()}
 

@@ -16,7 +16,7 @@ import pytest
 
 from prefixloom import InputError, TierManifest, open_store
 from prefixloom.cli import main
-from prefixloom_engine.server.access import Tenant, read_keys
+from prefixloom_engine.server.access import Tenant, read_tenants
 from prefixloom_engine.server.app import Limits
 from prefixloom_engine.threeway.text import ByteTokenizer
 from prefixloom_hicache import HostTier, MemoryBackend
@@ -223,7 +223,7 @@ def test_a_wrong_file_of_keys_is_refused(tmp_path: Path, text: str, says: str) -
     path = tmp_path / "keys.toml"
     path.write_text(text)
     with pytest.raises(InputError, match=says):
-        read_keys(path)
+        read_tenants(path)
 
 
 # ---------------------------------------------------------------- administrators

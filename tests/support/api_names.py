@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import prefixloom
-from prefixloom import lab, storage, testing
+from prefixloom import connections, lab, storage, testing
 from prefixloom.contract import hookspecs
 from tests.support.names import ADDRESS
 
 ROOT = Path(__file__).resolve().parents[2]
 LISTED = ROOT / "docs" / "api.txt"
 CHANGELOG = ROOT / "CHANGELOG.md"
-MODULES = (prefixloom, lab, storage, testing)
+MODULES = (prefixloom, connections, lab, storage, testing)
 
 
 def signature(value: Any) -> str:

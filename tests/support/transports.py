@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from prefixloom.connections import write_keys
 from prefixloom_engine import Engine, Request
-from prefixloom_engine.disaggregation import DecodeEngine, PrefillServer, in_process_pair, write_keys
+from prefixloom_engine.disaggregation import DecodeEngine, PrefillServer, in_process_pair
 from prefixloom_engine.disaggregation.addresses import open_transport
 from prefixloom_engine.disaggregation.messages import greeting
 from prefixloom_engine.disaggregation.transport import (
@@ -42,8 +43,8 @@ def pair(kind: str, folder: Path) -> Iterator[tuple[Transport, Transport]]:
         keys = folder / "keys" if "keys" in kind else None
         if keys is not None and not keys.exists():
             write_keys(keys)
-        bound = open_transport("tcp://127.0.0.1:0", "prefill", keys)
-        ends = (bound, open_transport(bound.address, "decode", keys))
+        bound = open_transport("tcp://127.0.0.1:0", "server", keys)
+        ends = (bound, open_transport(bound.address, "client", keys))
     try:
         yield ends
     finally:

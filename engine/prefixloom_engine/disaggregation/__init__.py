@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from .decode_engine import DecodeEngine
 from .in_process import in_process_pair
-from .keys import write_keys
 from .prefill_server import PrefillServer
 
-__all__ = ["DecodeEngine", "PrefillServer", "in_process_pair", "write_keys"]
+__all__ = ["DecodeEngine", "PrefillServer", "in_process_pair"]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-import ipaddress
 import os
 import re
 
 from prefixloom import InputError
+from prefixloom.connections import Side, SideKeys, is_local, read_keys
+from prefixloom.storage import shown_url
 
-from .keys import Side, SideKeys, read_keys
 from .transport import Transport
 
 KeyFile = str | os.PathLike[str] | None
@@ -28,28 +28,22 @@ def open_transport(over: str | Transport, side: Side, key_file: KeyFile) -> Tran
         raise InputError("two processes need pyzmq: pip install 'prefixloom[transport]'")
     from .zmq_transport import DecodeSocket, PrefillSocket
 
-    return PrefillSocket(over, keys) if side == "prefill" else DecodeSocket(over, keys)
+    return PrefillSocket(over, keys) if side == "server" else DecodeSocket(over, keys)
 
 
 def check_address(address: str, side: Side, key_file: KeyFile) -> SideKeys | None:
     """Read the keys for an address. Without keys it must lie on this machine."""
     found = ADDRESS.fullmatch(address)
     if found is None:
-        raise InputError(f"an address is tcp://HOST:PORT or ipc://PATH, got {address!r}")
+        raise InputError(f"an address is tcp://HOST:PORT or ipc://PATH, got {shown_url(address)!r}")
     if found[2] is not None and found[2] != "*" and int(found[2]) > MOST_PORT:
-        raise InputError(f"{address} has a port above {MOST_PORT}")
+        raise InputError(f"{shown_url(address)} has a port above {MOST_PORT}")
     if key_file is not None:
         return read_keys(key_file, side)
-    if found[1] is not None and not _is_loopback(found[1].strip("[]")):
+    if not is_local(address):
         raise InputError(
-            f"{address} can be reached from other machines, and without keys anybody there may read prompts and hand "
-            f"over content: give keys=, a file that prefixloom_engine.disaggregation.write_keys makes, or use 127.0.0.1"
+            f"{shown_url(address)} can be reached from other machines, and without keys anybody there may read "
+            f"prompts and hand over content: give keys=, a file that prefixloom.connections.write_keys makes, or use "
+            f"127.0.0.1"
         )
     return None
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -87,7 +87,7 @@ class DecodeEngine(AroundEngine):
         made: list[PrefillPeer] = []
         try:
             for each in dict.fromkeys(over):
-                transport = open_transport(each, "decode", self._keys)
+                transport = open_transport(each, "client", self._keys)
                 made.append(PrefillPeer(self.engine, transport, self._mover, self._patience, self._longest))
         except BaseException:
             for peer in made:

@@ -131,7 +131,7 @@ class PrefillServer(AroundEngine):
             raise InputError(f"patience is a number of seconds above 0, got {patience!r}")
         super().__init__(engine)
         identity_of(engine)
-        self._transport = open_transport(over, "prefill", keys)
+        self._transport = open_transport(over, "server", keys)
         self._mover, self._patience, self._most, self._room = mover, patience, most, room
         self._peers: dict[bytes, DecodePeer] = {}
         self._running = True

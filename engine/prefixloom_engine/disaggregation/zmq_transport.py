@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import zmq
-from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils.monitor import recv_monitor_message
 
 from prefixloom import InputError
+from prefixloom.connections import SideKeys
 
-from .keys import SideKeys
 from .transport import (
     CAME,
     GONE,
@@ -114,27 +113,15 @@ class ZmqSocket:
         self._context.destroy(linger=0)
 
 
-class AllowedKeys:
-    """Tells ZeroMQ whose public keys may connect."""
-
-    def __init__(self, *keys: bytes) -> None:
-        self._keys = frozenset(keys)
-
-    def callback(self, domain: str, key: bytes) -> bool:
-        return key in self._keys
-
-
 class PrefillSocket(ZmqSocket):
     """The side of a prefill process: any number of decode processes connect to it."""
 
     def __init__(self, address: str, keys: SideKeys | None = None) -> None:
         super().__init__(zmq.ROUTER, address, keys)
         self._socket.router_mandatory = 1
-        self._authenticator: ThreadAuthenticator | None = None
+        self._authenticator: Any = None
         if keys is not None:
-            self._authenticator = ThreadAuthenticator(self._context)
-            self._authenticator.start()
-            self._authenticator.configure_curve_callback("*", AllowedKeys(keys.other))
+            self._authenticator = keys.authenticator(self._context)
             self._socket.curve_server = True
         self._path: Path | None = None
         try:

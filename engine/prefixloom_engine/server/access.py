@@ -81,7 +81,7 @@ def read_toml(path: Path, where: str) -> dict[str, Any]:
     return tables
 
 
-def read_keys(path: Path) -> Access:
+def read_tenants(path: Path) -> Access:
     """Read a file of keys: a table for each tenant, with its ``key``, and perhaps ``namespace`` and ``admin``."""
     where = f"the file of keys {str(path)!r}"
     found: dict[str, Tenant] = {}

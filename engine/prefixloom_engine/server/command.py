@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from prefixloom import Cache, CompositionError, InputError, Traffic, compose, make_component, parse_memory
+from prefixloom import CompositionError, InputError, Traffic, compose, make_component, parse_memory
+from prefixloom.connections import read_keys
 
 from ..serving.interrupts import reraise_interrupts
 
@@ -44,7 +45,8 @@ LAST_SECONDS = 5
 MOST_FILES = 1 << 16
 BUILT_IN = "prefixloom-threeway"
 OBSERVERS = "prefixloom.observers"
-"""The group of entry points of what follows a cache: called with the cache and where to publish."""
+"""The group of entry points of what follows a cache: called with the cache, where to publish, ``keys`` and
+``in_clear``."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -75,6 +77,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     cache.add_argument(
         "--events", metavar="ENDPOINT", help="publish what is cached for routers, such as at tcp://127.0.0.1:5557"
+    )
+    cache.add_argument(
+        "--events-keys", metavar="FILE", help="with the keys of both sides: only who has them may follow"
+    )
+    cache.add_argument(
+        "--events-in-clear",
+        action="store_true",
+        help="publish to whoever reaches the port, which has all prompts' tokens",
     )
     apart = parser.add_argument_group("prefill apart from decode")
     apart.add_argument(
@@ -146,8 +156,22 @@ def settings_of(args: argparse.Namespace) -> ServeSettings:
             sizes[name] = parse_memory(getattr(args, name), "--" + name.replace("_", "-"))
     if args.store is not None and "host_memory" not in sizes:
         raise InputError("--store stands behind the host's memory: give --host-memory as well, such as 8GiB")
+    check_events(args)
     traffic = Traffic.parse(args.traffic, running=numbers["max_running"], chunk=numbers["chunk"])
     return ServeSettings(args, numbers, sizes, traffic, prefill_addresses(args))
+
+
+def check_events(args: argparse.Namespace) -> None:
+    """Read the keys of followers. With tenants' keys, events are not for whoever reaches their port."""
+    if args.events is None and (args.events_keys is not None or args.events_in_clear):
+        raise InputError("--events-keys and --events-in-clear go with --events")
+    if args.events_keys is not None:
+        read_keys(args.events_keys, "server")
+    elif args.events is not None and args.keys is not None and not args.events_in_clear:
+        raise InputError(
+            "with --keys, events would tell every program of this machine the tokens of all tenants: give "
+            "--events-keys FILE, which prefixloom.connections.write_keys makes, or --events-in-clear"
+        )
 
 
 def prefill_addresses(args: argparse.Namespace) -> list[str] | None:
@@ -160,17 +184,21 @@ def prefill_addresses(args: argparse.Namespace) -> list[str] | None:
         raise InputError(
             "--prefill has prompts computed by others, and --as-prefill computes those of others: give one"
         )
+    if args.keys is not None and args.prefill_keys is None:
+        raise InputError(
+            "with --keys, every program of this machine could read what is computed for tenants, or hand over other "
+            "content: give --prefill-keys FILE, which prefixloom.connections.write_keys makes"
+        )
     from ..disaggregation.addresses import check_address
-    from ..disaggregation.keys import read_keys
 
     if args.as_prefill is not None:
-        check_address(args.as_prefill, "prefill", args.prefill_keys)
+        check_address(args.as_prefill, "server", args.prefill_keys)
         return None
     addresses = [each.strip() for each in args.prefill.split(",") if each.strip()]
     if args.prefill_keys is not None:
-        read_keys(args.prefill_keys, "decode")
+        read_keys(args.prefill_keys, "client")
     for each in addresses:
-        check_address(each, "decode", args.prefill_keys)
+        check_address(each, "client", args.prefill_keys)
     return addresses
 
 
@@ -223,13 +251,13 @@ def assembled(settings: ServeSettings, failed: Callable[[BaseException], None]) 
     from ..serving.driving import DrivenEngine
     from ..serving.engine import Engine
     from ..tracing.trace import Trace
-    from .access import Access, read_keys
+    from .access import Access, read_tenants
     from .admin import Admin, AttachedStore
     from .app import Limits, Server, make_app
     from .worker import EngineWorker
 
     args, numbers, sizes = settings.args, settings.numbers, settings.sizes
-    access = Access() if args.keys is None else read_keys(Path(args.keys))
+    access = Access() if args.keys is None else read_tenants(Path(args.keys))
     trace = None if args.trace is None else Trace(args.trace, size=sizes["trace_size"])
     model, tokenizer, about = model_of(args)
     identity = getattr(model, "identity", None)
@@ -278,7 +306,7 @@ def assembled(settings: ServeSettings, failed: Callable[[BaseException], None]) 
         if args.store is not None:
             store.attach(args.store)
         if make_publisher is not None:
-            publisher = make_publisher(cache, args.events)
+            publisher = make_publisher(cache, args.events, keys=args.events_keys, in_clear=args.events_in_clear)
             publishers.append(publisher)
             observers.append(Polled(publisher.poll))
             closing.append(publisher.close)
@@ -378,11 +406,11 @@ def _allow_many_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def observer_named(name: str) -> Callable[[Cache, str], Any]:
+def observer_named(name: str) -> Callable[..., Any]:
     """What makes an observer of a cache, from the package that is installed for it."""
     for point in importlib.metadata.entry_points(group=OBSERVERS, name=name):
         try:
-            make: Callable[[Cache, str], Any] = point.load()
+            make: Callable[..., Any] = point.load()
         except ModuleNotFoundError as error:
             raise CompositionError(
                 f"--{name} needs the package {error.name!r}: install the extra, pip install 'prefixloom[{name}]'"

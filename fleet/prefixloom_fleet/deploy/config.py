@@ -229,7 +229,7 @@ def bounds_of(replicas: int | list[Any]) -> tuple[int, int]:
     return both[0], both[1]
 
 
-PATHS = ("model", "keys", "prefill-keys")
+PATHS = ("model", "keys", "prefill-keys", "events-keys")
 
 
 def options_of(values: Mapping[str, Any], folder: Path, table: str = "[server]") -> tuple[str, ...]:

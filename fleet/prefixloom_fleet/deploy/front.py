@@ -27,7 +27,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from prefixloom import InputError, PrefixloomError
-from prefixloom_engine.server.access import Access, read_keys
+from prefixloom_engine.server.access import Access, read_tenants
 from prefixloom_engine.server.app import CLIENT_LEFT, PREFILL_HEADER, BodyMemory, Limits, body_bytes, sent, told
 from prefixloom_engine.server.command import tokenizer_of
 from prefixloom_engine.server.protocol import ApiError, ChatAsked, CompletionAsked
@@ -77,7 +77,7 @@ class Front:
         self._prefill_router: PrefillRouter | None = None
         if prefill is not None:
             self._prefill_router = PrefillRouter(prefill, config.prefill_policy, config.events)
-        self._access = Access() if args.keys is None else read_keys(Path(args.keys))
+        self._access = Access() if args.keys is None else read_tenants(Path(args.keys))
         self._tokenizer = tokenizer_of(args)
         self._limits = Limits(
             sizes["max_body"], sizes["max_bodies"], seconds=numbers["timeout"], answer=numbers["max_answer"]

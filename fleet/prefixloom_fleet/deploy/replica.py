@@ -52,6 +52,7 @@ class Replica:
         settings = server_settings([*options, *listening(role, events, here)])
         if "threads" in settings.numbers:
             torch.set_num_threads(settings.numbers["threads"])
+        self._events_keys = settings.args.events_keys
         self._chunk = settings.numbers["chunk"]
         self._made = await asyncio.to_thread(assembled, settings, self._failed)
         self._worker: EngineWorker = self._made.server.worker
@@ -121,6 +122,7 @@ class Replica:
             "role": self.role,
             "prefill": self._made.prefill_at,
             "needs": SequenceNeeds.of(self._worker.engine.cache.composition, self._chunk),
+            "events_keys": self._events_keys,
             "events": None if publisher is None else publisher.endpoint,
             "replay": None if publisher is None else publisher.replay_endpoint,
         }

@@ -36,10 +36,10 @@ LOCK_SECONDS = 0.02
 class FollowedEvents:
     """The events of one replica. ``doubt`` says in words why they are not gone by now; "": they are."""
 
-    def __init__(self, name: str, endpoint: str, replay: str) -> None:
+    def __init__(self, name: str, endpoint: str, replay: str, keys: str | None = None) -> None:
         self.name = name
         self.promises = Promises()
-        self._follower = EventFollower(endpoint, replay)
+        self._follower = EventFollower(endpoint, replay, keys=keys)
         self._lock = threading.Lock()
         self._heard = False
         self._told, self._told_at = 0, 0.0

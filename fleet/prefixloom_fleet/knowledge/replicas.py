@@ -115,7 +115,8 @@ class TrackedReplica:
         self.metadata, self.stats = metadata, stats
         if follow and self.events is None and metadata.get("events"):
             with contextlib.suppress(PrefixloomError):
-                self.events = FollowedEvents(self.name, metadata["events"], metadata["replay"])
+                keys = metadata.get("events_keys")
+                self.events = FollowedEvents(self.name, metadata["events"], metadata["replay"], keys)
         if self.events is not None and "batches" in stats:
             self.events.told(int(stats["batches"]))
 

@@ -16,7 +16,7 @@ First read ``mirror``, then ``publisher``.
 from __future__ import annotations
 
 from .follower import EventFollower, FollowerCounts, OrderedEvents
-from .hashes import PageLabel
+from .hashes import PageLabel, salt_digest
 from .mirror import Mirror
 from .publisher import EventPublisher, PublisherCounts
 from .rebuilt import RebuiltCache
@@ -37,4 +37,5 @@ __all__ = [
     "RebuiltCache",
     "decode_batch",
     "encode_batch",
+    "salt_digest",
 ]

@@ -6,6 +6,7 @@ missing. First read it.
 
 from __future__ import annotations
 
+import os
 import time
 from types import TracebackType
 
@@ -13,12 +14,16 @@ import attrs
 import zmq
 
 from prefixloom import PrefixloomError
+from prefixloom.connections import read_keys
+from prefixloom.storage import shown_url
 
 from .rebuilt import RebuiltCache
 from .wire import EventBatch, decode_batch, is_ipv6, is_snapshot, read_frames, sequence_bytes
 
 MOST_WAITING = 10_000
 """Batches that are kept while an earlier one is missing."""
+LONGEST_BATCH = 1 << 28
+"""Bytes of a batch that is taken. ZeroMQ drops the connection to a publisher that sends more."""
 ASK_FOR_ALL = 2**64 - 1
 """Asked for this number, a publisher sends one batch with all there is."""
 
@@ -119,22 +124,40 @@ class OrderedEvents:
 class EventFollower:
     """Follows a publisher from another thread or process. ``cache`` says what is cached there.
 
-    ``replay``: where to ask for what was missed; without it, gaps are counted and stay.
+    ``replay``: where to ask for what was missed; without it, gaps are counted and stay. ``keys``: the publisher's file.
     """
 
-    def __init__(self, endpoint: str, replay: str | None = None, *, topic: str = "", high_water: int = 100_000) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        replay: str | None = None,
+        *,
+        topic: str = "",
+        keys: str | os.PathLike[str] | None = None,
+        high_water: int = 100_000,
+    ) -> None:
+        self._keys = None if keys is None else read_keys(keys, "client")
         self.stream = OrderedEvents()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._replay = replay
         try:
-            self._sub = self._context.socket(zmq.SUB)
-            self._sub.set(zmq.RCVHWM, high_water)
-            self._sub.set(zmq.IPV6, is_ipv6(endpoint))
+            self._sub = self._to(zmq.SUB, endpoint, high_water)
             self._sub.subscribe(topic)
             self._sub.connect(endpoint)
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)
-            raise PrefixloomError(f"events cannot be read from {endpoint}: {error}") from error
+            raise PrefixloomError(f"events cannot be read from {shown_url(endpoint)}: {error}") from error
+
+    def _to(self, kind: int, endpoint: str, high_water: int) -> zmq.Socket[bytes]:
+        made = self._context.socket(kind)
+        made.set(zmq.LINGER, 0)
+        made.set(zmq.RCVHWM, high_water)
+        made.set(zmq.MAXMSGSIZE, LONGEST_BATCH)
+        made.set(zmq.IPV6, is_ipv6(endpoint))
+        if self._keys is not None:
+            made.curve_publickey, made.curve_secretkey = self._keys.public, self._keys.secret
+            made.curve_serverkey = self._keys.other
+        return made
 
     @property
     def cache(self) -> RebuiltCache:
@@ -180,10 +203,7 @@ class EventFollower:
         """What a replay from ``number`` on has. None: it did not come to its end in time."""
         assert self._replay is not None
         found: list[tuple[int, bytes]] = []
-        with self._context.socket(zmq.DEALER) as dealer:
-            dealer.set(zmq.LINGER, 0)
-            dealer.set(zmq.RCVHWM, 0)
-            dealer.set(zmq.IPV6, is_ipv6(self._replay))
+        with self._to(zmq.DEALER, self._replay, 0) as dealer:
             dealer.connect(self._replay)
             dealer.send_multipart((b"", sequence_bytes(number)))
             until = time.monotonic() + seconds

@@ -26,6 +26,11 @@ def root_digest(label: PageLabel) -> bytes:
     return hashlib.blake2b(said, digest_size=16, person=b"loom.events.root").digest()
 
 
+def salt_digest(label: PageLabel) -> str | None:
+    """Return what events say in place of a salt, which is a secret of who uses it. A router asks for the same."""
+    return root_digest(label).hex() if label.salt else None
+
+
 def block_hash(digest: bytes, part: int = -1) -> int:
     """The hash on the wire: of a page, or of a component's smaller page, the ``part``-th of it."""
     if part >= 0:

@@ -23,7 +23,7 @@ from prefixloom_resumable import (
     page_digest,
 )
 
-from .hashes import PageLabel, block_hash, root_digest
+from .hashes import PageLabel, block_hash, root_digest, salt_digest
 from .wire import (
     MEDIUMS,
     PAGES,
@@ -158,7 +158,7 @@ class Mirror:
             kv_cache_spec_kind=kind,
             kv_cache_spec_sliding_window=window,
             lookahead_token_ids=self._looked_at(pages) if self.lookahead and parts == 1 else None,
-            cache_salt=run.label.salt and plain_text(run.label.salt),
+            cache_salt=salt_digest(run.label),
             component=None if holder is None else holder.component,
         )
 

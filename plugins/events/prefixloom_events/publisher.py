@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import socket
 import threading
 import time
@@ -24,6 +25,8 @@ import attrs
 import zmq
 
 from prefixloom import Cache, Change, InputError, PrefixloomError
+from prefixloom.connections import SideKeys, is_local, read_keys
+from prefixloom.storage import shown_url
 
 from .hashes import PageLabel
 from .mirror import Mirror
@@ -34,6 +37,12 @@ BUFFERED_BATCHES = 10_000
 BUFFERED_BYTES = 64 << 20
 HIGH_WATER = 100_000
 """Messages that ZeroMQ keeps for a subscriber that is slow, before it drops what comes."""
+LONGEST_REQUEST = 1 << 12
+"""Bytes of a frame that a subscriber may send. ZeroMQ drops the connection of one that sends more."""
+MOST_SUBSCRIPTIONS = 1024
+"""Different topics of all subscribers. ZeroMQ keeps each. If there are more, all subscribers are dropped."""
+REBIND_SECONDS = 5.0
+"""How long the system may take to free the address of the socket whose subscribers were dropped."""
 REPLAYS_WAITING = 64
 """Requests for a replay that ZeroMQ keeps, and replays that are under way at once."""
 REPLAY_SLICE = 64
@@ -58,6 +67,7 @@ class PublisherCounts:
     ``restarts``  times that changes were lost, so that everything was announced anew; 1 at the beginning
     ``unsent``    batches that ZeroMQ did not take
     ``replays``, ``replayed``, ``snapshots``  requests that were answered; batches sent again; of all that is cached
+    ``dropped``   times that all subscribers were dropped, since they had too many topics
     ``refused``   requests that had a wrong form, or came while their sender was still being answered
     ``seconds``   of the publisher's own thread
     """
@@ -70,6 +80,7 @@ class PublisherCounts:
     replays: int = 0
     replayed: int = 0
     snapshots: int = 0
+    dropped: int = 0
     refused: int = 0
     seconds: float = 0.0
 
@@ -93,6 +104,8 @@ class EventPublisher:
     ``rank``        the data-parallel rank that batches carry
     ``components``  announce what each component keeps, and the boundaries. Without, only pages that lead to one
     ``label``       what a namespace is called in events (default: by its name, and the plain one not at all)
+    ``keys``        the file that ``prefixloom.connections.write_keys`` made: followers need it, and all is encrypted
+    ``in_clear``    publish the tokens of all prompts to whoever reaches an address of other machines, without keys
     """
 
     def __init__(
@@ -105,6 +118,8 @@ class EventPublisher:
         rank: int = 0,
         components: bool = True,
         label: Callable[[str], PageLabel] | None = None,
+        keys: str | os.PathLike[str] | None = None,
+        in_clear: bool = False,
         buffered: int = BUFFERED_BATCHES,
         buffered_bytes: int = BUFFERED_BYTES,
         high_water: int = HIGH_WATER,
@@ -112,6 +127,14 @@ class EventPublisher:
         for name, value in (("buffered", buffered), ("buffered_bytes", buffered_bytes), ("high_water", high_water)):
             if value.__class__ is not int or value < 1:
                 raise InputError(f"{name} is a whole number from 1 up, got {value!r}")
+        replay = replay or beside(endpoint)
+        for address in (endpoint, replay):
+            if keys is None and not in_clear and not is_local(address):
+                raise InputError(
+                    f"{shown_url(address)} can be reached from other machines, and without keys anybody there may read "
+                    f"the tokens of all prompts: give keys=FILE (--events-keys), or in_clear=True (--events-in-clear)"
+                )
+        known = None if keys is None else read_keys(keys, "server")
         self._cache = cache
         self._journal = cache.journal()
         self._closed = False
@@ -122,6 +145,7 @@ class EventPublisher:
                 cache.composition,
                 endpoint,
                 replay,
+                known,
                 topic,
                 rank,
                 components,
@@ -256,7 +280,8 @@ class _Sender:
         self,
         composition: object,
         endpoint: str,
-        replay: str | None,
+        replay: str,
+        keys: SideKeys | None,
         topic: str,
         rank: int,
         components: bool,
@@ -282,17 +307,18 @@ class _Sender:
         self._ending = False
         self._is_cleared = False
         """Whether subscribers have nothing; those of a publisher before this one may have anything."""
-        replay = replay or beside(endpoint)
+        self._subscriptions, self._high_water = 0, high_water
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._keys, self._authenticator = keys, None if keys is None else keys.authenticator(self._context)
         try:
-            self._pub = self._bound(zmq.PUB, endpoint, zmq.SNDHWM, high_water)
+            self._pub = self._bound(zmq.XPUB, endpoint, zmq.SNDHWM, high_water)
             self.endpoint = bound_at(self._pub)
             self._router = self._bound(zmq.ROUTER, replay, zmq.RCVHWM, REPLAYS_WAITING)
             self._router.set(zmq.SNDHWM, 2 * REPLAY_SLICE)
             self._router.set(zmq.ROUTER_MANDATORY, 1)  # what a client does not read is not lost without a word
             self.replay_endpoint = bound_at(self._router)
         except BaseException:
-            self._context.destroy(linger=0)
+            self._close()
             raise
         self._woken, self._wake = socket.socketpair()
         for end in (self._woken, self._wake):
@@ -302,14 +328,25 @@ class _Sender:
 
     def _bound(self, kind: int, endpoint: str, limit: int, most: int) -> zmq.Socket[bytes]:
         bound = self._context.socket(kind)
+        bound.set(zmq.RCVHWM, REPLAYS_WAITING)
         bound.set(limit, most)
+        bound.set(zmq.MAXMSGSIZE, LONGEST_REQUEST)
+        if self._keys is not None:
+            bound.curve_publickey, bound.curve_secretkey = self._keys.public, self._keys.secret
+            bound.curve_server = True
         bound.set(zmq.IPV6, is_ipv6(endpoint))
         bound.set(zmq.LINGER, 0)
         try:
             bound.bind(endpoint)
         except zmq.ZMQError as error:
-            raise PrefixloomError(f"events cannot be published at {endpoint}: {error}") from error
+            bound.close()
+            raise PrefixloomError(f"events cannot be published at {shown_url(endpoint)}: {error}") from error
         return bound
+
+    def _close(self) -> None:
+        if self._authenticator is not None:
+            self._authenticator.stop()
+        self._context.destroy(linger=0)
 
     def _label_of(self, namespace: str) -> PageLabel:
         if self._label is not None:
@@ -344,6 +381,7 @@ class _Sender:
                 began = time.thread_time()
                 handed = self.handed
                 try:
+                    self._hear_subscribers()
                     if handed is not None:
                         self._announce(handed)
                     self._answer()
@@ -351,7 +389,7 @@ class _Sender:
                     self._fail(error, handed)
                 counts.seconds += time.thread_time() - began
         finally:
-            self._context.destroy(linger=0)
+            self._close()
             self._woken.close()
             self._wake.close()
 
@@ -365,6 +403,29 @@ class _Sender:
         zmq.zmq_poll(waits, max(1, int(pause * 1000)))
         with contextlib.suppress(BlockingIOError):
             self._woken.recv(64)
+
+    def _hear_subscribers(self) -> None:
+        """Count subscriptions. If there are too many, open the socket anew: subscribers connect again, and see a gap.
+
+        ZeroMQ does not say whose they are.
+        """
+        while int(self._pub.get(zmq.EVENTS)) & zmq.POLLIN:
+            told = self._pub.recv_multipart(zmq.DONTWAIT)[0][:1]
+            self._subscriptions += (told == b"\1") - (told == b"\0")
+        if self._subscriptions <= MOST_SUBSCRIPTIONS:
+            return
+        if not self.counts.dropped:
+            log.warning("subscribers have more than %d topics together: all are dropped", MOST_SUBSCRIPTIONS)
+        self.counts.dropped += 1
+        self._pub.close()
+        self._subscriptions, until = 0, time.monotonic() + REBIND_SECONDS
+        while self._pub.closed:
+            try:
+                self._pub = self._bound(zmq.XPUB, self.endpoint, zmq.SNDHWM, self._high_water)
+            except PrefixloomError:  # the system still closes the old socket
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.01)
 
     def _fail(self, error: Exception, handed: _Changes | None) -> None:
         """Go on after an error, with everything announced anew: no error here may reach the engine."""

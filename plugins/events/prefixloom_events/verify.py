@@ -60,9 +60,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--topic", default="")
     parser.add_argument("--seconds", type=float, default=10.0, help="how long to follow (default: 10)")
     parser.add_argument("--every", type=float, default=2.0, help="seconds from one snapshot to the next (default: 2)")
+    parser.add_argument("--keys", metavar="FILE", help="the publisher's, made by prefixloom.connections.write_keys")
     options = parser.parse_args(arguments)
     try:
-        follower = EventFollower(options.endpoint, options.replay or beside(options.endpoint), topic=options.topic)
+        follower = EventFollower(
+            options.endpoint, options.replay or beside(options.endpoint), topic=options.topic, keys=options.keys
+        )
     except PrefixloomError as error:
         print(f"verify: {error}", file=sys.stderr)
         return 1

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from prefixloom import InputError, exact_key
+from prefixloom.storage import shown_url
 
 PAGES = 0
 """The group of pages that lead to a boundary that can be resumed at. Routers that know full attention alone read it."""
@@ -30,7 +31,8 @@ class BlockStored(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
     """Blocks are cached now. ``token_ids`` are those of all of them, one block after the other.
 
     ``component`` and ``boundaries`` are ours. ``component``: the group has what this component keeps, whether it can be
-    resumed from or not. ``boundaries``: the group has the blocks at whose end a request can resume, which have no
+    resumed from or not. ``cache_salt`` is a digest (``salt_digest``).
+    ``boundaries``: the group has the blocks at whose end a request can resume, which have no
     tokens here since the first group has announced them.
     """
 
@@ -136,4 +138,4 @@ def beside(endpoint: str) -> str:
         return f"{head}:{int(port) + 1 if int(port) else 0}"
     if endpoint.startswith(("ipc://", "inproc://")):
         return f"{endpoint}.replay"
-    raise InputError(f"events take an endpoint such as tcp://127.0.0.1:5557, got {endpoint!r}")
+    raise InputError(f"events take an endpoint such as tcp://127.0.0.1:5557, got {shown_url(endpoint)!r}")

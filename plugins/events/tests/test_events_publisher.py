@@ -13,6 +13,7 @@ import pytest
 import zmq
 
 from prefixloom import Buffer, Cache, Component, InputError, Manifest, Path, Point, PrefixloomError, compose
+from prefixloom.connections import write_keys
 from prefixloom_engine import Engine, Polled, ThreeWay
 from prefixloom_events import EventFollower, EventPublisher, OrderedEvents, PageLabel
 from prefixloom_events import publisher as publishing
@@ -424,6 +425,90 @@ def test_names_may_be_the_engines_own() -> None:
             assert reader.catch_up()
             assert reader.cache.boundary([1] * 12, salt="tenant", lora_name="lora") == 12
             assert {decode_batch(payload).data_parallel_rank for _, payload in reader.answers(0) or ()} == {3}
+
+
+# ---------------------------------------------------------------- strangers
+
+
+@pytest.mark.parametrize(
+    "place", ["tcp://*:0", "tcp://0.0.0.0:0", "tcp://10.0.0.7:5557", "tcp://[::]:0", "ws://127.0.0.1:0"]
+)
+def test_without_keys_events_stay_on_this_machine_unless_it_is_said(place: str) -> None:
+    cache = small()
+    for endpoint, replay in ((place, ANYWHERE), (ANYWHERE, place)):
+        with pytest.raises(InputError, match="without keys anybody there may read the tokens"):
+            EventPublisher(cache, endpoint, replay=replay)
+    if place == "tcp://0.0.0.0:0":
+        with EventPublisher(cache, place, in_clear=True) as publisher:
+            run(cache, [1] * 12)
+            port = publisher.replay_endpoint.rpartition(":")[2]
+            with EventFollower(publisher.endpoint, f"tcp://127.0.0.1:{port}") as reader:
+                wait_for(lambda: publisher.flush() and reader.catch_up() and reader.cache.boundary([1] * 12) == 12)
+
+
+def test_with_keys_only_who_has_them_reads_events_and_replays(tmp_path: Any) -> None:
+    for name in ("mine", "theirs"):
+        write_keys(tmp_path / name)
+    cache = small()
+    with EventPublisher(cache, "tcp://0.0.0.0:0", keys=tmp_path / "mine") as publisher:
+        places = [each.replace("0.0.0.0", "127.0.0.1") for each in (publisher.endpoint, publisher.replay_endpoint)]
+        friend, *strangers = (
+            EventFollower(*places, keys=keys) for keys in (tmp_path / "mine", tmp_path / "theirs", None)
+        )
+        run(cache, [1] * 12)
+        wait_for(lambda: publisher.flush() and friend.catch_up())
+        assert friend.cache.boundary([1] * 12) == 12
+        run(cache, [2] * 12)
+        wait_for(lambda: publisher.flush() and friend.receive(0.1) and friend.cache.boundary([2] * 12) == 12)
+        for stranger in strangers:
+            assert not stranger.catch_up(0.2) and not stranger.receive(0.1) and stranger.counts.applied == 0
+            stranger.close()
+        friend.close()
+
+
+def dropped_by(endpoint: str, kind: int, sends: Callable[[zmq.Socket[bytes]], None]) -> bool:
+    """Whether a publisher drops the connection of a socket that sends something."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    made = context.socket(kind)
+    made.linger = 0
+    monitor = made.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+    try:
+        made.connect(endpoint)
+        assert monitor.poll(20_000)
+        monitor.recv_multipart()
+        sends(made)
+        return bool(monitor.poll(20_000))
+    finally:
+        made.disable_monitor()
+        context.destroy(linger=0)
+
+
+def test_who_sends_too_much_is_dropped_and_others_follow(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publishing, "MOST_SUBSCRIPTIONS", 100)
+    run(pair.cache, [1] * 12)
+    pair.same()
+    long = b"x" * 5000
+
+    def many_topics(made: zmq.Socket[bytes]) -> None:
+        for number in range(1000):
+            made.subscribe(f"{number}")
+
+    assert dropped_by(pair.publisher.endpoint, zmq.SUB, lambda made: made.subscribe(long))
+    assert dropped_by(pair.publisher.endpoint, zmq.XSUB, lambda made: made.send(long))
+    assert dropped_by(pair.publisher.replay_endpoint, zmq.DEALER, lambda made: made.send_multipart([b"", long]))
+    assert pair.publisher.counts.dropped == 0
+    assert dropped_by(pair.publisher.endpoint, zmq.SUB, many_topics)
+    run(pair.cache, [2] * 12)
+    pair.same()
+    assert pair.publisher.counts.dropped > 0 and pair.publisher.failed is None
+    before = pair.follower.stream.expected
+    users = iter(range(3, 40))
+
+    def heard() -> bool:
+        run(pair.cache, [next(users)] * 12)
+        return pair.publisher.flush() and pair.follower.poll(0.5) and pair.follower.stream.expected > before
+
+    wait_for(heard)  # it has subscribed again by itself
 
 
 def test_mistakes_are_refused_by_name() -> None:
