@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 
+from prefixloom_engine.server.access import Hosts
 from prefixloom_engine.server.app import Limits
 from prefixloom_engine.server.connection import Connection
 from prefixloom_engine.threeway.text import ByteTokenizer
 from tests.server.test_server_clients import ask, eventually, right
-from tests.support.servers import RunningServer, serving
+from tests.support.servers import ADMIN, KEYS, RunningServer, serving
 
-HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n"
+HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n"
 
 
 @contextmanager
@@ -102,7 +103,9 @@ def test_a_client_that_leaves_before_its_prompt_has_tokens_is_noticed() -> None:
 # ---------------------------------------------------------------- connections
 
 
-@pytest.mark.parametrize("begin", [b"", b"POST /v1/completions HT", b"GET /health HTTP/1.1\r\nhost: x\r\nx-a: "])
+@pytest.mark.parametrize(
+    "begin", [b"", b"POST /v1/completions HT", b"GET /health HTTP/1.1\r\nhost: localhost\r\nx-a: "]
+)
 def test_a_connection_on_which_no_request_comes_is_closed(begin: bytes) -> None:
     with serving(head_seconds=0.5) as server, connected(server, begin) as it:
         since = time.monotonic()
@@ -120,7 +123,7 @@ def test_bytes_that_come_one_by_one_gain_no_time() -> None:
     """Neither for the first request of a connection, nor for a later one, nor for a body that was refused."""
     begins = (
         b"",
-        b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n",
         HEAD % 5000 + b"x" * 3000,
     )
     with serving(head_seconds=0.6, limits=Limits(body=2000)) as server:
@@ -140,7 +143,7 @@ def test_bytes_that_come_one_by_one_gain_no_time() -> None:
 def test_requests_one_after_the_other_may_take_longer_than_one_head() -> None:
     with serving(head_seconds=0.5) as server, connected(server) as it:
         for _ in range(8):
-            it.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+            it.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
             told = b""
             while not told.endswith(b'{"status":"ok"}'):
                 told += it.recv(1000)
@@ -159,10 +162,13 @@ def test_requests_one_after_the_other_may_take_longer_than_one_head() -> None:
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
         b"HELLO\r\n\r\n",
         b"GET /health HTTP/1.1\r\n\r\n",
-        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: -1\r\n\r\n",
-        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: -1\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
+        HEAD.replace(b"\r\n\r\n", b"\r\ntransfer-encoding: chunked\r\n\r\n") % 4
+        + b"0\r\n\r\nGET /health HTTP/1.1\r\n\r\n",
+        b"POST /tokenize HTTP/1.0\r\ntransfer-encoding: chunked\r\nconnection: keep-alive\r\n\r\n0\r\n\r\n",
     ],
-    ids=["tls", "words", "no host", "length", "chunk"],
+    ids=["tls", "words", "no host", "length", "chunk", "two lengths", "old"],
 )
 def test_what_is_no_http_is_refused_in_the_apis_own_shape(sent: bytes) -> None:
     with serving() as server, server.client() as client:
@@ -174,11 +180,112 @@ def test_what_is_no_http_is_refused_in_the_apis_own_shape(sent: bytes) -> None:
 
 
 def test_a_head_without_end_is_cut() -> None:
-    with serving() as server, connected(server, b"GET /health HTTP/1.1\r\nhost: x\r\nx: ") as it:
+    with serving() as server, connected(server, b"GET /health HTTP/1.1\r\nhost: localhost\r\nx: ") as it:
         with pytest.raises(OSError):
             for _ in range(1000):
                 it.sendall(b"y" * 10_000)
         eventually(lambda: not server.http.server_state.connections)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("version", [b"1.1", b"1.0"])
+def test_a_client_that_sends_nothing_more_is_answered_and_one_that_has_left_is_not(
+    stream: bool, version: bytes
+) -> None:
+    body = json.dumps(ask("waits", 60, stream=stream)).encode()
+    request = HEAD.replace(b"1.1", version) % len(body) + body
+    with serving(max_running=1) as server:
+        with connected(server, HEAD % len(body) + body) as first:  # so that the others wait in the queue
+            with connected(server, request) as waiting:
+                waiting.shutdown(socket.SHUT_WR)
+                told = all_of(waiting)
+            while told.startswith(b"HTTP/1.1 100 "):
+                told = told.partition(b"\r\n\r\n")[2]
+            assert told.startswith(b"HTTP/1.1 200 ") and (b"data: [DONE]" in told) == stream
+            assert first.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
+        long = json.dumps(ask("left", 1500, stream=stream)).encode()
+        if version == b"1.1":
+            with connected(server, HEAD % len(long) + long):
+                eventually(lambda: server.server.worker.load == 1)
+            eventually(lambda: server.server.worker.load == 0)
+            assert server.server.worker.engine.counts.decoded < 1500
+        with connected(server, HEAD % len(long)) as unfinished:
+            unfinished.shutdown(socket.SHUT_WR)
+            assert all_of(unfinished) == b""
+
+
+# ---------------------------------------------------------------- browsers
+
+
+EVIL = "http://evil.example"
+
+
+@pytest.mark.parametrize(
+    ("headers", "code"),
+    [
+        ({"host": "evil.example"}, "unknown_host"),
+        ({"host": "evil.example:8000"}, "unknown_host"),
+        ({"host": "127.0.0.1.evil.example"}, "unknown_host"),
+        ({"host": "10.0.0.1"}, "unknown_host"),
+        ({"host": ""}, "unknown_host"),
+        ({"host": "[::1"}, "unknown_host"),
+        ({"origin": EVIL}, "foreign_origin"),
+        ({"origin": "null"}, "foreign_origin"),
+        ({"origin": "http://localhost:3000"}, "foreign_origin"),
+        ({"origin": EVIL, "host": "localhost"}, "foreign_origin"),
+        ({"sec-fetch-site": "cross-site", "sec-fetch-dest": "image"}, "foreign_origin"),
+        ({"sec-fetch-site": "same-site", "sec-fetch-dest": "iframe"}, "foreign_origin"),
+    ],
+)
+def test_a_page_of_another_site_may_not_use_the_server(headers: dict[str, str], code: str) -> None:
+    with serving(keys=KEYS) as server, server.client() as client:
+        for method, path in (("POST", "/v1/completions"), ("GET", "/metrics"), ("OPTIONS", "/tokenize"), ("GET", "/"),
+            ("POST", "/cache/flush"), ("GET", "/health"), ("GET", "/nothing")):  # fmt: skip
+            told = client.request(method, path, headers=headers)
+            assert (told.status_code, told.json()["error"]["code"]) == (403, code), path
+        assert server.server.worker.engine.counts.admitted == 0
+
+
+def test_programs_own_pages_and_names_that_were_said_may_use_the_server() -> None:
+    with serving(hosts=Hosts(more=frozenset({"llm.example"}))) as server, server.client() as client:
+        for headers in (
+            {}, {"host": "LocalHost:1"}, {"host": "[::1]:8000"}, {"host": "llm.example"}, {"origin": server.root},
+            {"host": "localhost", "origin": "https://llm.example"}, {"sec-fetch-site": "same-origin"},
+            {"sec-fetch-site": "cross-site", "sec-fetch-dest": "document"},
+        ):  # fmt: skip
+            assert client.post("/tokenize", json={"prompt": "a"}, headers=headers).status_code == 200, headers
+
+
+@pytest.mark.parametrize(
+    ("bound", "more", "known"),
+    [
+        ("127.0.0.1", "", {"127.0.0.1", "localhost", "::1"}),
+        ("0.0.0.0", "", {"127.0.0.1", "localhost", "::1", "10.0.0.5"}),
+        ("::", "box", {"127.0.0.1", "localhost", "::1", "10.0.0.5", "box"}),
+        ("10.0.0.5", "", {"10.0.0.5"}),
+        ("Box", "", {"127.0.0.1", "localhost", "::1", "10.0.0.5", "box"}),
+        ("::1", "*", {"127.0.0.1", "localhost", "::1", "10.0.0.5", "box", "evil.example"}),
+    ],
+)
+def test_a_server_is_known_by_where_it_listens(bound: str, more: str, known: set[str]) -> None:
+    hosts = Hosts(bound, frozenset({more} - {""}))
+    names = ("127.0.0.1", "localhost", "::1", "10.0.0.5", "box", "evil.example")
+    assert {name for name in names if hosts.knows(name)} == known
+
+
+@pytest.mark.parametrize(
+    "kind", ["text/plain", "text/plain;charset=utf-8", "multipart/form-data; boundary=x", "x" * 9000]
+)
+def test_a_body_that_is_called_something_else_than_json_is_refused(kind: str) -> None:
+    with serving(keys=KEYS) as server, server.client(ADMIN) as client:
+        for method, path in (("POST", "/v1/completions"), ("POST", "/v1/chat/completions"), ("PUT", "/cache/store"),
+            ("POST", "/cache/explain"), ("POST", "/tokenize")):  # fmt: skip
+            told = client.request(method, path, content=b'{"prompt": "a"}', headers={"content-type": kind})
+            assert (told.status_code, told.json()["error"]["code"]) == (415, "unsupported_media_type")
+            assert len(told.content) < 1000
+        for right_kind in ("application/json; charset=utf-8", "application/x-www-form-urlencoded"):  # curl -d
+            told = client.post("/tokenize", content=b'{"prompt": "a"}', headers={"content-type": right_kind})
+            assert told.status_code == 200
 
 
 class SmallBuffer(Connection):

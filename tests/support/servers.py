@@ -18,7 +18,7 @@ import uvicorn
 
 from prefixloom import compose
 from prefixloom_engine import Engine, ThreeWay
-from prefixloom_engine.server.access import Access, Tenant
+from prefixloom_engine.server.access import Access, Hosts, Tenant
 from prefixloom_engine.server.admin import Admin, AttachedStore
 from prefixloom_engine.server.app import Limits, Server, make_app
 from prefixloom_engine.server.connection import HEAD_SECONDS, STALLED_SECONDS, Connection
@@ -75,6 +75,7 @@ def serving(
     head_seconds: float = HEAD_SECONDS,
     stalled_seconds: float = STALLED_SECONDS,
     connection: type[Connection] = Connection,
+    hosts: Hosts = Hosts(),  # noqa: B008  frozen
     around: Callable[[Server, Any], Any] = lambda server, app: app,
     **options: Any,
 ) -> Iterator[RunningServer]:
@@ -102,7 +103,7 @@ def serving(
 
     worker = EngineWorker(make, most, lambda error: None, ended)
     server = Server(worker, tokenizer or ByteTokenizer(), Access(keys or {}), limits or Limits(), "built-in", "fp_0")
-    app = around(server, make_app(server, [*Admin(server, store).routes(), *Insight(server).routes()]))
+    app = around(server, make_app(server, [*Admin(server, store).routes(), *Insight(server).routes()], hosts))
     kind = type("Kind", (connection,), {"head_seconds": head_seconds, "stalled_seconds": stalled_seconds})
     http = uvicorn.Server(
         uvicorn.Config(

@@ -1,4 +1,4 @@
-"""Access: the keys that clients show, and whose namespaces they open.
+"""Access: the keys that clients show, whose namespaces they open, and the names by which clients call the server.
 
 Nothing is shared between two namespaces. Without keys there is one tenant, and whoever reaches the server is served.
 """
@@ -7,21 +7,29 @@ from __future__ import annotations
 
 import hmac
 import importlib
+import ipaddress
 import re
+import stat
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import attrs
 
 from prefixloom import InputError
+from prefixloom.connections import read_secret
 
 from .protocol import ApiError
 
+OTHERS = stat.S_IWGRP | stat.S_IRWXO
+"""What a file of keys lets nobody do: a group may read it."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 FIELDS = {"key", "namespace", "admin"}
 LEAST_KEY = 16
+MOST_SHOWN = 100
+"""Characters of a header that an error repeats."""
 
 
 @attrs.frozen
@@ -69,11 +77,63 @@ class Access:
         return tenant
 
 
-def read_toml(path: Path, where: str) -> dict[str, Any]:
-    """The tables of a file. ``where``: what an ``InputError`` calls it."""
+@attrs.frozen
+class Hosts:
+    """The names by which clients may call the server. A web page reaches what the browser of its reader reaches.
+
+    Other names are refused, because a page may let its own name point here (DNS rebinding). Requests of other origins
+    are refused, because a page may send them although it cannot read the answer.
+
+    ``bound``  where the server listens
+    ``more``   further names of it; "*": any name
+    """
+
+    bound: str = "127.0.0.1"
+    more: frozenset[str] = frozenset()
+
+    def check(self, headers: Mapping[str, str]) -> None:
+        """Raise ``ApiError`` if the server is called by another name, or a page of another site asks."""
+        host, origin = headers.get("host"), headers.get("origin")  # a client of HTTP/1.0 says no host
+        if host is not None and not self.knows(hostname(f"//{host}")):
+            raise ApiError(
+                403, f"this server is not known as {host[:MOST_SHOWN]!r}: start it with --allow-host NAME",
+                code="unknown_host",
+            )  # fmt: skip
+        foreign = origin is not None and origin.partition("//")[2] != host and hostname(origin) not in self.more
+        asks = headers.get("sec-fetch-site", "none") not in ("none", "same-origin")  # an image, a script, a frame
+        if foreign or (asks and origin is None and headers.get("sec-fetch-dest") != "document"):
+            raise ApiError(403, "this server takes no requests of other sites' pages", code="foreign_origin")
+
+    def knows(self, name: str) -> bool:
+        """Return whether the server is called so. Where it listens at all addresses, any of them is a name of it."""
+        if name in (self.bound.lower(), *self.more) or "*" in self.more:
+            return True
+        number, bound = ip_of(name), ip_of(self.bound)
+        if bound is None or bound.is_unspecified:
+            return number is not None
+        return bound.is_loopback and number is not None and number.is_loopback
+
+
+def hostname(url: str) -> str:
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""
+
+
+def ip_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """The number of a host that is one; a name that always means this machine has that of it."""
+    try:
+        return ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)
+    except ValueError:
+        return None
+
+
+def read_toml(path: Path, where: str, closed: int = 0) -> dict[str, Any]:
+    """Read the tables of a file. ``where``: how errors call it. ``closed``: bits that its mode must not have."""
     toml: Any = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     try:
-        tables: dict[str, Any] = toml.loads(path.read_text(encoding="utf-8"))
+        tables: dict[str, Any] = toml.loads(read_secret(path, closed).decode("utf-8"))
     except OSError as error:
         raise InputError(f"{where} cannot be read: {error.strerror}") from error
     except ValueError as error:
@@ -85,7 +145,7 @@ def read_tenants(path: Path) -> Access:
     """Read a file of keys: a table for each tenant, with its ``key``, and perhaps ``namespace`` and ``admin``."""
     where = f"the file of keys {str(path)!r}"
     found: dict[str, Tenant] = {}
-    for name, table in read_toml(path, where).items():
+    for name, table in read_toml(path, where, OTHERS).items():
         tenant, key = _tenant(where, name, table)
         if key in found:
             raise InputError(f"{where} gives {name!r} and {found[key].name!r} the same key")

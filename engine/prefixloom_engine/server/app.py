@@ -7,6 +7,7 @@ is answered whole or as a stream of events. A client that leaves is noticed at o
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import logging
 import socket
@@ -22,16 +23,19 @@ import attrs
 import uvicorn
 from pydantic import BaseModel, ValidationError
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from prefixloom import InputError
 
 from ..contract.texts import ChatPrompt, Tokenizer
-from .access import Access, Tenant
+from .access import Access, Hosts, Tenant
 from .answers import ChatForm, CompletionForm, Form, Object, TextAnswer, TextPiece, TokenInfo, Usage, requests_of
+from .connection import EVENTS
 from .protocol import ApiError, ChatAsked, CompletionAsked, DetokenizeAsked, TokenizeAsked, refused
 from .worker import EngineDown, EngineWorker, QueueFull
 
@@ -40,7 +44,14 @@ T = TypeVar("T", bound=BaseModel)
 R = TypeVar("R")
 UNEXPECTED = ApiError(500, "something went wrong in the server")
 HURRIED_SECONDS = 2.0
+BACKLOG = 2048
+"""Connections that the system keeps until they are accepted."""
+NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+NO_ROOM_SECONDS = 60.0
+"""How often the log says that no connection can be accepted."""
 PREFILL_HEADER = "x-prefixloom-prefill"
+BODY_TYPES = ("", "application/json", "application/x-www-form-urlencoded")
+"""What a body may be called. It is JSON; ``curl -d`` calls it the last one. With that, browsers tell the origin."""
 CLIENT_LEFT = 499
 """The status that logs have of a request whose client has gone."""
 
@@ -149,6 +160,9 @@ class Server:
 
     async def body(self, request: Request, kind: type[T], share: BodyShare) -> T:
         """Read and check a body within the limits; ``share`` holds its bytes."""
+        called = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if called not in BODY_TYPES:
+            raise ApiError(415, f"a body is application/json, got {called[:100]!r}", code="unsupported_media_type")
         data = await body_bytes(request, self.limits, share)
         try:
             return kind.model_validate_json(data)
@@ -355,7 +369,26 @@ class Server:
         ]
 
 
-def make_app(server: Server, more: Sequence[Route] = ()) -> Starlette:
+class Guard:
+    """Refuses requests of other sites' pages, and requests that tell their length in two ways."""
+
+    def __init__(self, app: ASGIApp, hosts: Hosts) -> None:
+        self.app, self.hosts = app, hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self.app
+        if scope["type"] == "http":
+            headers = Headers(scope=scope)
+            try:
+                self.hosts.check(headers)
+                if "transfer-encoding" in headers and ("content-length" in headers or scope["http_version"] == "1.0"):
+                    raise ApiError(400, "Transfer-Encoding stands alone, and not in HTTP/1.0", code="invalid_http")
+            except ApiError as error:
+                app = told(error, {"connection": "close"})  # what follows on this connection may be no request
+        await app(scope, receive, send)
+
+
+def make_app(server: Server, more: Sequence[Route] = (), hosts: Hosts = Hosts()) -> Starlette:  # noqa: B008  frozen
     """The application. The engine runs from its start to its end."""
 
     @asynccontextmanager
@@ -378,7 +411,12 @@ def make_app(server: Server, more: Sequence[Route] = ()) -> Starlette:
         ),
         500: lambda request, error: told(UNEXPECTED, {"connection": "close"}),  # which is what happens then
     }
-    return Starlette(routes=[*server.routes(), *more], exception_handlers=handlers, lifespan=lifespan)
+    return Starlette(
+        routes=[*server.routes(), *more],
+        exception_handlers=handlers,
+        lifespan=lifespan,
+        middleware=[Middleware(Guard, hosts)],
+    )
 
 
 def chosen_prefill(request: Request) -> str:
@@ -405,6 +443,7 @@ class EventStream(StreamingResponse):
         self._over = over
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope.setdefault("state", {})[EVENTS] = True
         try:
             await super().__call__(scope, receive, send)
         finally:
@@ -487,15 +526,28 @@ class Announced(uvicorn.Server):
         super().__init__(config)
         self._server, self._what, self._lines = server, what, lines
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._quiet_until = 0.0
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
+        self._loop.set_exception_handler(self._loop_failed)
         await super().startup(sockets)
         if self.started:
+            for each in self.servers[0].sockets:
+                with each.dup() as same:
+                    same.listen(BACKLOG)  # asyncio tries, and complains, as often as the backlog that it knows: once
             port = self.servers[0].sockets[0].getsockname()[1]
             host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
             print(f"{self._what} at http://{host}:{port}/v1")
             print("\n".join(f"  {line}" for line in self._lines), flush=True)
+
+    def _loop_failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Say once a minute that there are no descriptors for further connections, which wait. asyncio tries again."""
+        if getattr(context.get("exception"), "errno", None) not in NO_ROOM:
+            loop.default_exception_handler(context)
+        elif loop.time() > self._quiet_until:
+            self._quiet_until = loop.time() + NO_ROOM_SECONDS
+            log.error("no connection can be accepted now: %s", context["exception"])
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         late = asyncio.get_running_loop().call_later(self._server.limits.drain_seconds, self._abort_all)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from ..contract.model import Model
     from ..contract.texts import Tokenizer
+    from .access import Hosts
     from .app import Server
 
 NUMBERS = {
@@ -95,6 +96,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     apart.add_argument("--prefill-mover", choices=("nixl",), help="moves content past the connection")
     serving = parser.add_argument_group("serving")
     serving.add_argument("--host", default="127.0.0.1", help="address to listen at (default: 127.0.0.1)")
+    serving.add_argument(
+        "--allow-host", metavar="NAME,...", default="", help="further names of this server, as behind a proxy; *: any"
+    )
     serving.add_argument("--port", default="8000", metavar="N", help="default: 8000; 0: any that is free")
     serving.add_argument("--keys", metavar="FILE", help="the keys of tenants, in TOML (default: nobody needs one)")
     serving.add_argument("--max-running", default="16", metavar="N", help="answers at once (default: 16)")
@@ -341,7 +345,7 @@ def assembled(settings: ServeSettings, failed: Callable[[BaseException], None]) 
         from .insight import Insight
 
         routes += Insight(server).routes()
-    app: ASGIApp = make_app(server, routes)
+    app: ASGIApp = make_app(server, routes, hosts_of(args))
     if args.otlp is not None:
         from .telemetry import Telemetry, batches_to
 
@@ -350,6 +354,14 @@ def assembled(settings: ServeSettings, failed: Callable[[BaseException], None]) 
         app, server, about, publishers[0] if publishers else None, prefill_at[0] if prefill_at else "",
         set_peers[0] if set_peers else lambda addresses: None,
     )  # fmt: skip
+
+
+def hosts_of(args: argparse.Namespace, bound: str = "") -> Hosts:
+    """The names of the server. ``bound``: where it listens, if its options do not say so."""
+    from .access import Hosts
+
+    more = frozenset(each.strip().lower() for each in args.allow_host.split(",") if each.strip())
+    return Hosts(bound or args.host, more)
 
 
 def name_of(args: argparse.Namespace) -> str:
@@ -373,8 +385,8 @@ def _serve(settings: ServeSettings) -> int:
     made = assembled(settings, failed)
     http = Announced(
         uvicorn.Config(
-            made.app, host=args.host, port=numbers["port"], log_level="warning", access_log=False, lifespan="on",
-            timeout_graceful_shutdown=numbers["drain"] + LAST_SECONDS, backlog=2048, http=Connection, ws="none",
+            made.app, host=args.host, port=numbers["port"], log_level="error", access_log=False, lifespan="on",
+            timeout_graceful_shutdown=numbers["drain"] + LAST_SECONDS, backlog=1, http=Connection, ws="none",
         ),
         made.server,
         f"prefixloom serves {made.server.name} ({made.about})",

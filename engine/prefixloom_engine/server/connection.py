@@ -18,6 +18,10 @@ from .protocol import ApiError
 
 HEAD_SECONDS = 20.0
 """How long a client may take for the head of a request, from its first byte on, or from the connection's begin."""
+EVENTS = "prefixloom.events"
+"""In the state of a request: it is answered by a stream of events."""
+PROBE_SECONDS = 0.2
+"""How often something is sent to a client that sends nothing more and waits. Of one that has left, the system hears."""
 STALLED_SECONDS = 120.0
 """How long a client may take nothing of what waits for it."""
 
@@ -29,6 +33,7 @@ class Connection(H11Protocol):
     stalled_seconds = STALLED_SECONDS
     _head: asyncio.TimerHandle | None = None
     _stalled: asyncio.TimerHandle | None = None
+    _ended = False
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -43,9 +48,37 @@ class Connection(H11Protocol):
         self._forget_head()
         self.resume_writing()
 
+    # ------------------------------------------------------------ clients that send nothing more
+    def eof_received(self) -> bool:  # type: ignore[override]  # uvicorn always closes
+        """Keep the connection while a whole request is answered: its client may have closed its own side alone."""
+        if not self._ended and self.conn.their_state is not h11.SEND_BODY:  # asyncio says it again when it reads on
+            self._ended = True
+            self._probe()
+        return self._ended and self._is_answering
+
+    @property
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _probe(self) -> None:
+        """Send what clients skip: "100 Continue" before an answer, a comment in a stream of events."""
+        if not self._is_answering or self.transport.is_closing():
+            return
+        if not self.flow.write_paused and self.scope["http_version"] != "1.0":
+            if self.conn.our_state is h11.SEND_RESPONSE:
+                self.transport.write(self.conn.send(h11.InformationalResponse(status_code=100, headers=[])))
+            elif EVENTS in self.scope["state"]:
+                self.transport.write(self.conn.send(h11.Data(data=b":\n\n")))
+        self.loop.call_later(PROBE_SECONDS, self._probe)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._ended and not self._is_answering:
+            self.transport.close()
+
     def handle_events(self) -> None:
         super().handle_events()
-        if self.cycle is not None and not self.cycle.response_complete:
+        if self._is_answering:
             self._forget_head()
         elif self.cycle is None or self.conn.trailing_data[0] or self.conn.their_state is h11.SEND_BODY:
             self._await_head()

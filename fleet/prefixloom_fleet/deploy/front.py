@@ -29,7 +29,7 @@ from starlette.types import Receive, Scope, Send
 from prefixloom import InputError, PrefixloomError
 from prefixloom_engine.server.access import Access, read_tenants
 from prefixloom_engine.server.app import CLIENT_LEFT, PREFILL_HEADER, BodyMemory, Limits, body_bytes, sent, told
-from prefixloom_engine.server.command import tokenizer_of
+from prefixloom_engine.server.command import hosts_of, tokenizer_of
 from prefixloom_engine.server.protocol import ApiError, ChatAsked, CompletionAsked
 
 from ..knowledge.replicas import TrackedReplica
@@ -78,6 +78,7 @@ class Front:
         if prefill is not None:
             self._prefill_router = PrefillRouter(prefill, config.prefill_policy, config.events)
         self._access = Access() if args.keys is None else read_tenants(Path(args.keys))
+        self._hosts = hosts_of(args, config.host)
         self._tokenizer = tokenizer_of(args)
         self._limits = Limits(
             sizes["max_body"], sizes["max_bodies"], seconds=numbers["timeout"], answer=numbers["max_answer"]
@@ -100,6 +101,7 @@ class Front:
             return Response(status_code=CLIENT_LEFT)
 
     async def _answer(self, request: Request) -> Response:
+        self._hosts.check(request.headers)
         path = request.url.path
         own: dict[tuple[str, str], Callable[[], Awaitable[Response]]] = {
             ("GET", "/health"): self._health,
