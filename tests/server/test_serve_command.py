@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import signal
 import socket
@@ -62,6 +63,27 @@ def test_a_signal_lets_answers_end_and_refuses_new_clients() -> None:
         assert server.wait(30) in (0, -signal.SIGTERM)
         with pytest.raises(httpx.ConnectError):
             client.get("/health")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits the files of another process")
+def test_without_descriptors_the_log_says_so_once_and_clients_wait() -> None:
+    import resource
+
+    with process("--max-running", "2") as (server, client):
+        assert client.get("/health").status_code == 200
+        most = len(os.listdir(f"/proc/{server.pid}/fd")) + 8
+        resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (most, most))
+        address = (client.base_url.host, client.base_url.port or 0)
+        others = [socket.create_connection(address) for _ in range(40)]
+        assert server.stderr is not None
+        assert "no connection can be accepted now" in server.stderr.readline()
+        time.sleep(2.5)  # asyncio tries each second
+        for each in others:
+            each.close()
+        with httpx.Client(base_url=client.base_url, timeout=60, trust_env=False) as late:
+            assert late.get("/health").status_code == 200
+        server.terminate()
+        assert server.stderr.read() == ""
 
 
 @pytest.mark.parametrize("signals", [[signal.SIGTERM], [signal.SIGINT, signal.SIGINT]])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import socket
 import time
@@ -222,8 +223,22 @@ def test_tenants_share_nothing_and_salts_keep_apart() -> None:
 def test_a_wrong_file_of_keys_is_refused(tmp_path: Path, text: str, says: str) -> None:
     path = tmp_path / "keys.toml"
     path.write_text(text)
+    path.chmod(0o600)
     with pytest.raises(InputError, match=says):
         read_tenants(path)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="files have no modes here")
+def test_a_file_of_keys_that_others_may_use_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    path.write_text('[a]\nkey = "0123456789abcdef"')
+    for mode in range(0o1000):
+        path.chmod(mode | 0o400)
+        if mode & 0o027:  # others may use it, or a group may write it
+            with pytest.raises(InputError, match="others may read or change it: chmod 600"):
+                read_tenants(path)
+        else:
+            assert read_tenants(path).keys
 
 
 # ---------------------------------------------------------------- administrators
