@@ -18,6 +18,7 @@ from prefixloom import InputError, InvariantError
 from prefixloom.device.streams import KEPT_FAILURES, Event, InlineStream, Stream, ThreadStream, stream_for
 from prefixloom.testing.schedules.simulated import SimulatedStream, Simulation
 from tests.support.interrupting import Interrupt
+from tests.support.processes import python
 from tests.support.stream_helpers import SOON, Gate
 
 
@@ -281,6 +282,22 @@ def test_a_stream_of_ours_is_itself_and_anything_else_is_refused() -> None:
     assert stream_for(stream, "cpu", {}) is stream
     with pytest.raises(InputError, match=r"a stream is a prefixloom Stream, .* or None, got 'cuda'"):
         stream_for("cuda", "cpu", {})
+
+
+def test_a_process_that_ends_while_a_stream_is_in_torch_is_not_aborted() -> None:
+    told = python(
+        "import threading, torch\n"
+        "from prefixloom import ThreadStream\n"
+        "torch.set_num_threads(1)\n"
+        "begun, matrix = threading.Event(), torch.ones(300, 300)\n"
+        "def work():\n"
+        "    begun.set()\n"
+        "    for _ in range(500): matrix @ matrix\n"
+        "stream = ThreadStream('x')\n"
+        "for each in (work, work, lambda: print('over', flush=True)): stream.run(each)\n"
+        "assert begun.wait(30)\n"
+    )
+    assert told == "over\n"
 
 
 def test_streams_and_events_say_who_they_are() -> None:

@@ -270,6 +270,20 @@ def test_an_error_of_the_file_ends_the_recording_and_no_request(tmp_path: Path) 
     recorded.finish()
 
 
+@pytest.mark.parametrize("name", ["calls", "calls.gz"])
+def test_a_recording_ends_at_its_size_and_is_its_owners_alone(tmp_path: Path, name: str) -> None:
+    recorded = record(cache(), tmp_path / name, size=5000)
+    for number in range(300):
+        recorded.open([number % 7] * 9, leave=1).abort()
+    recorded.finish()
+    assert (tmp_path / name).stat().st_mode & 0o077 == 0
+    assert recorded.failed is not None and "the size that it may have" in str(recorded.failed)
+    read = gzip.open if name.endswith(".gz") else open
+    with read(tmp_path / name, "rb") as file:
+        written = file.read()
+    assert 4500 < len(written) <= 5000 and written.endswith(b"]\n")
+
+
 @pytest.mark.parametrize(
     ("lines", "expected"),
     [

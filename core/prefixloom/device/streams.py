@@ -11,10 +11,12 @@ Without a detector there are no clocks.
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import threading
 import time
 import traceback
+import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -231,6 +233,16 @@ class InlineStream(Stream):
         return True
 
 
+_RUNNING: weakref.WeakSet[ThreadStream] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_running() -> None:
+    """Let no worker be in torch when Python ends: Python would end the thread there, and C++ then ends the process."""
+    for stream in [*_RUNNING]:
+        stream.close()
+
+
 class ThreadStream(Stream):
     """A stream in a worker thread, so that work on a CPU overlaps with scheduling.
 
@@ -249,6 +261,7 @@ class ThreadStream(Stream):
         self._over = 0
         self._thread = threading.Thread(target=self._work, name=f"prefixloom stream {name}", daemon=True)
         self._thread.start()
+        _RUNNING.add(self)
 
     def _enqueue(self, work: Callable[[], object] | None) -> None:
         with self._lock:

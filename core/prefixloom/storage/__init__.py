@@ -45,7 +45,7 @@ from .frame import (
 )
 from .keys import Key, key, links, next_link
 from .record import MAX_PAYLOAD, MAX_POSITION, Record, flat
-from .url import UrlOption, options_of, seconds, shown_url, yes_or_no
+from .url import UrlOption, options_of, seconds, shown_url, without_passwords, yes_or_no
 
 __all__ = [
     "ALGORITHMS",
@@ -90,5 +90,6 @@ __all__ = [
     "preferred",
     "seconds",
     "shown_url",
+    "without_passwords",
     "yes_or_no",
 ]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from ..errors import CompositionError, StorageError
 
 UrlOption = Callable[[str], Any]
 """Reads the text of an option; it raises a ``ValueError`` or ``CompositionError`` that says what is wrong."""
-SECRET = re.compile("key|secret|pass|token|sas|sign|cred|connection_string", re.IGNORECASE)
+SECRET = re.compile("key|secret|pass|pwd|token|auth|bearer|sas|sign|cred|connection_string", re.IGNORECASE)
+PASSWORD = re.compile(r"(?<=://)([^\s/?#@:]*):[^\s/]*@")
 UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -39,7 +40,9 @@ def options_of(url: str, known: Mapping[str, UrlOption]) -> tuple[str, dict[str,
         try:
             options[name] = known[name](text)
         except (CompositionError, ValueError) as error:
-            raise StorageError(f"{shown_url(url)}: {name}={text!r}: {error}") from error
+            raise StorageError(
+                f"{shown_url(url)}: {name}={shown_value(name, text)!r}: {without_passwords(str(error))}"
+            ) from error
     return url.partition("?")[0], options, others
 
 
@@ -65,6 +68,16 @@ def shown_url(url: str) -> str:
     rest, mark, query = url[max(at, 0) :].partition("?")
     rest = f"{scheme}{slashes}{user}{':***' if colon else ''}{rest}"
     options = [each.partition("=") for each in query.split("&")]
-    return (
-        rest + mark + "&".join(f"{name}{sign}{'***' if SECRET.search(name) else text}" for name, sign, text in options)
-    )
+    shown = "&".join(f"{name}{sign}{shown_value(name, text)}" for name, sign, text in options)
+    return without_passwords(rest + mark + shown)
+
+
+def shown_value(name: str, text: str) -> str:
+    """Return an option of a URL as it may be shown. It may be a URL that has a password."""
+    plain = unquote(text)
+    return "***" if SECRET.search(name) else text if PASSWORD.search(plain) is None else without_passwords(plain)
+
+
+def without_passwords(text: str) -> str:
+    """Return a text, such as an error, without the passwords of the URLs in it."""
+    return PASSWORD.sub(r"\1:***@", text)

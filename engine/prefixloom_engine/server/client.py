@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from prefixloom import InputError, PrefixloomError
+from prefixloom.storage import shown_url
 
 KEY_VARIABLE = "PREFIXLOOM_ADMIN_KEY"
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -34,7 +35,7 @@ def ask(args: argparse.Namespace, method: str, path: str, body: Any = None, *, s
     """
     server = args.server
     if urlsplit(server).scheme not in ("http", "https"):
-        raise InputError(f"--server {server!r} is no address: write {DEFAULT_URL}")
+        raise InputError(f"--server {shown_url(server)!r} is no address: write {DEFAULT_URL}")
     headers = {"content-type": "application/json"}
     if key := key_of(args.key_file):
         headers["authorization"] = f"Bearer {key}"
@@ -46,7 +47,7 @@ def ask(args: argparse.Namespace, method: str, path: str, body: Any = None, *, s
     except urllib.error.HTTPError as error:
         raise ServerRefused(_said(error)) from error
     except (OSError, ValueError, http.client.HTTPException) as error:
-        raise InputError(f"{server} does not answer: {getattr(error, 'reason', error)}") from error
+        raise InputError(f"{shown_url(server)} does not answer: {getattr(error, 'reason', error)}") from error
 
 
 def key_of(path: str | None) -> str:

@@ -40,7 +40,7 @@ NUMBERS = {
     "drain": (0, 1 << 20),
 }
 """The least and the greatest value of each option that is a whole number."""
-SIZES = ("memory", "host_memory", "max_body", "max_bodies", "trace_size")
+SIZES = ("memory", "host_memory", "max_body", "max_bodies", "trace_size", "record_size")
 LAST_SECONDS = 5
 """How long clients may take to read the error of an answer that the end of the server has cut."""
 MOST_FILES = 1 << 16
@@ -120,6 +120,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     serving.add_argument("--trace-size", default="1GiB", metavar="SIZE", help="the trace ends there (default: 1GiB)")
     serving.add_argument(
         "--record", metavar="FILE", help="write what the cache is asked, without text, for `prefixloom replay`"
+    )
+    serving.add_argument(
+        "--record-size", default="1GiB", metavar="SIZE", help="the recording ends there (default: 1GiB)"
     )
     serving.add_argument("--timeout", default="600", metavar="S", help="seconds of an answer (default: 600)")
     serving.add_argument(
@@ -317,7 +320,7 @@ def assembled(settings: ServeSettings, failed: Callable[[BaseException], None]) 
         if args.record is not None:
             from prefixloom.lab import record
 
-            cache = recorded = record(cache, args.record)
+            cache = recorded = record(cache, args.record, size=sizes["record_size"])
             closing.append(recorded.finish)
         engine = Engine(
             model, cache, chunk=numbers["chunk"], max_running=numbers["max_running"], policy="priority",

@@ -41,7 +41,7 @@ class TraceFile:
         self.dropped = 0
         """How many entries were left out so far."""
         try:
-            self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+            self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         except (OSError, ValueError) as error:
             raise InputError(f"the trace cannot be written: {error}") from error
         self._waiting: deque[tuple[Rendered, tuple[Any, ...]]] = deque()

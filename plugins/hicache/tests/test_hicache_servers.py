@@ -5,12 +5,14 @@ Whatever happens, an answer is a miss, a refusal, or exactly what was put; and i
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +20,7 @@ import attrs
 import pytest
 
 from prefixloom import CompositionError, StorageError, open_store
-from prefixloom.storage import Key, Miss, Record, Refused, Stored, seconds, shown_url
+from prefixloom.storage import Key, Miss, Record, Refused, Stored, seconds, shown_url, without_passwords
 from prefixloom.testing.laws.storage import ONE, key_of, record_of
 from prefixloom_hicache.servers import server_store, write_memory
 from prefixloom_hicache.servers.write_memory import WriteMemory
@@ -220,8 +222,7 @@ def test_the_failure_of_one_value_is_no_failure_of_its_batch() -> None:
     store.values.client.delete(name)
     store.values.client.rpush(name, "a list")
     found = store.get(KEYS[:4])
-    assert [getattr(answer, "reason", "fine") for answer in found] == ["fine", "io", "fine", "absent"]
-    assert "WRONGTYPE" in found[1].detail
+    assert [getattr(answer, "reason", "fine") for answer in found] == ["fine", "corrupt", "fine", "absent"]
     store.close()
 
 
@@ -376,6 +377,84 @@ def test_a_server_that_answers_garbage_is_a_failure(tmp_path: Any) -> None:
     thread.join(5)
 
 
+@contextmanager
+def answering_always(answer: bytes) -> Iterator[int]:
+    """A server that answers the same to whatever it is sent, at this port."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = listener.accept()
+                    with connection, contextlib.suppress(OSError):
+                        connection.settimeout(1)
+                        while connection.recv(65536):
+                            connection.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield listener.getsockname()[1]
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"+OK", b"$4\r\nokay", b":7", b"*0", b"*1\r\n:1", b"*2\r\n$3\r\nfoo\r\n:1", b"$-1", b"%1\r\n+a\r\n+b", b"_", b"#t",
+     b"-NOPE", b",1.5", b"~1\r\n:1", b"%1\r\n+proto\r\n+x", b"$5\r\n\xff\xff\xff\xff\xff", b"HTTP/1.1 400 Bad Request"],
+)  # fmt: skip
+def test_a_server_that_greets_with_nonsense_is_no_store(answer: bytes) -> None:
+    pytest.importorskip("redis")
+    with answering_always(answer + b"\r\n") as port:
+        try:
+            open_store(f"redis://:sesame@127.0.0.1:{port}/0?timeout={TIMEOUT}").close()
+        except StorageError as error:
+            assert f":{port}/0" in str(error) and "sesame" not in str(error)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("RPUSH", 1), ("SADD", 1), ("HSET", 1, 2), ("ZADD", 1, 2), ("XADD", "*", 1, 2), ("SET", ""), ("SET", "words")],
+    ids=str,
+)
+@needs_redis
+def test_what_others_wrote_under_a_name_is_replaced(command: tuple[Any, ...]) -> None:
+    """A record's, and that of the fingerprints."""
+    process = redis_server()
+    store: Any = open_store(redis_url(process, ttl="1h"))
+    assert isinstance(store.put(RECORDS[:1])[0], Stored)
+    notes = "prefixloom/fingerprints"
+    for name in (value_name(store, KEYS[1]), notes):
+        store.values.client.unlink(name)
+        store.values.client.execute_command(command[0], name, *command[1:])
+    assert reasons(store.get(KEYS[1:2])) == {"corrupt"} and reasons(store.get(KEYS[1:2])) == {"absent"}
+    other: Any = open_store(redis_url(process))  # it knows nothing of what was noted before
+    assert other.put(RECORDS[1:2]) == (Stored(KEYS[1]),) and other.get(KEYS[1:2]) == (RECORDS[1],)
+    assert store.get(KEYS[1:2]) == (RECORDS[1],) and KEYS[1].fingerprint.digest.hex() in other.values.notes()
+    for each in (store, other):
+        each.close()
+    process.kill()
+
+
+@pytest.mark.parametrize(
+    "options",
+    ["proxy_url=nonsense", "user_agent=%0A", "connect_timeout=x", "http1_only=x", "pool_max_idle_per_host=x",
+     "region=%00", "metadata_endpoint=zz", "timeout=99999999999999999", "connections=99999999999999999999",
+     "conditional_put=x",
+     "skip_signature=true&endpoint=http://a%20b", "skip_signature=true&endpoint=http://me:sesame@127.0.0.1:1",
+     "proxy_url=http://me:sesame@no:port", "http2_only=http://me:sesame@a", "default_headers=x", "prefix=%00",
+     "expires=x"],
+)  # fmt: skip
+@pytest.mark.parametrize("scheme", ["s3", "gs", "az"])
+def test_an_option_that_a_client_cannot_take_is_a_wrong_url(scheme: str, options: str) -> None:
+    pytest.importorskip("obstore")
+    given = "" if scheme == "s3" else f"&{'google_service_account_key' if scheme == 'gs' else 'azure_storage_token'}=x"
+    local = f"{scheme}://bucket?timeout=200ms&aws_metadata_endpoint=http://127.0.0.1:1&{options}{given}"
+    with pytest.raises(StorageError, match=f"^{scheme}://bucket") as caught:
+        open_store(local if scheme == "s3" else f"{scheme}://bucket?{options}{given}")
+    assert "sesame" not in str(caught.value)
+
+
 @needs_redis
 def test_what_is_wrong_with_a_url_is_said_and_no_password_is_shown() -> None:
     process = redis_server("--requirepass", "sesame")
@@ -438,6 +517,9 @@ def test_what_is_shown_of_a_url() -> None:
     assert shown_url("file:/var/cache?capacity=20GiB") == "file:/var/cache?capacity=20GiB"
     assert shown_url("redis://h:1/0?prefix=a@b") == "redis://h:1/0?prefix=a@b"
     assert shown_url("redis://u:p?x@h:1/0?ttl=1d") == "redis://u:***@h:1/0?ttl=1d"
+    for url in ("http://u:p@h:1/a", "http://u:p@p@h:1/a", "http://u:p&p@h:1/a", "http%3A%2F%2Fu%3Ap%40h%3A1%2Fa"):
+        assert shown_url(f"s3://bucket?endpoint={url}") == "s3://bucket?endpoint=http://u:***@h:1/a"
+    assert without_passwords("GET redis://:p@h/0, then tcp://a:b@c") == "GET redis://:***@h/0, then tcp://a:***@c"
 
 
 @needs_redis

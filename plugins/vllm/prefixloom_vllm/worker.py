@@ -8,6 +8,7 @@ table that a copy is over once its bytes are there.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import threading
 import time
@@ -150,6 +151,7 @@ class Copier:
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._work, name=f"prefixloom {name}", daemon=True)
         self._thread.start()
+        atexit.register(self.close)  # a thread in torch, where Python ends, ends the process by an abort
 
     def run(self, number: int, work: Callable[[], None], tell: Callable[[float | None], None]) -> None:
         """Make a copy, and tell how many seconds it took, or None if it failed."""
@@ -205,6 +207,7 @@ class Copier:
             self._changed.wait_for(lambda: self._open.isdisjoint(numbers))
 
     def close(self) -> None:
+        atexit.unregister(self.close)
         self._queue.put(None)
         self._thread.join()
 

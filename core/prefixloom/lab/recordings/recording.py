@@ -12,9 +12,11 @@ ends the recording, and never a request.
 from __future__ import annotations
 
 import binascii
+import errno
 import gzip
 import json
 import logging
+import os
 import secrets
 import time
 from collections.abc import Callable, Mapping
@@ -44,12 +46,18 @@ log = logging.getLogger("prefixloom")
 
 
 def record(
-    cache: Cache, path: Path | str, *, salt: bytes | None = None, clock: Callable[[], float] = time.monotonic
+    cache: Cache,
+    path: Path | str,
+    *,
+    salt: bytes | None = None,
+    size: int = 1 << 30,
+    clock: Callable[[], float] = time.monotonic,
 ) -> RecordingCache:
     """A face of ``cache`` that writes to ``path`` what it is asked. Use it in place of the cache, and ``finish`` it.
 
     ``salt``: a secret that several recordings share, so that equal prompts have equal hashes in them; else each has its
-    own. A name that ends in ``.gz`` is compressed.
+    own. ``size``: bytes after which the recording ends, before they are compressed. A name that ends in ``.gz`` is
+    compressed. Only the file's owner may read it.
     """
     composition = cache.composition
     if composition.lent:
@@ -59,7 +67,7 @@ def record(
     if cache.stats().opened:
         raise ProtocolError("a recording begins with a cache that was not used yet")
     hashes = Salted(composition.page, composition.lookahead, secrets.token_bytes(16) if salt is None else salt)
-    writer = EntryWriter(Path(path), hashes, clock)
+    writer = EntryWriter(Path(path), hashes, clock, size)
     writer.write([
         "recording", VERSION, composition.page, composition.lookahead, composition.name, composition.policy.name,
         {name: [each.capacity, each.page_tokens] for name, each in cache.stats().components.items()},
@@ -73,15 +81,15 @@ ENDS = frozenset({"close", "abort"})
 class EntryWriter:
     """Writes entries to a file, until it fails or is closed."""
 
-    def __init__(self, path: Path, hashes: Salted, clock: Callable[[], float]) -> None:
+    def __init__(self, path: Path, hashes: Salted, clock: Callable[[], float], size: int) -> None:
         self.path, self.hashes = path, hashes
         self.sequences = self.steps = 0
         self.namespaces: set[str] = set()
         """Those that something was opened in."""
         self.failed: OSError | None = None
-        self._clock, self._begun = clock, clock()
+        self._clock, self._begun, self._left = clock, clock(), size
         try:
-            file = path.open("wb", 1 << 16)
+            file = open(path, "wb", 1 << 16, opener=lambda name, flags: os.open(name, flags, 0o600))  # noqa: SIM115
         except OSError as error:
             raise InputError(f"{path} cannot be written: {error.strerror}") from error
         self._below = file if path.suffix == ".gz" else None
@@ -96,7 +104,11 @@ class EntryWriter:
         if self._file is None:
             return
         try:
-            self._file.write(self._encode(entry).encode() + b"\n")
+            line = self._encode(entry).encode() + b"\n"
+            self._left -= len(line)
+            if self._left < 0:
+                raise OSError(errno.EFBIG, "it has the size that it may have")
+            self._file.write(line)
             if entry[0] in ENDS:
                 self._file.flush()  # an engine that is killed leaves what it has served
         except OSError as error:

@@ -17,7 +17,7 @@ from prefixloom import StorageError
 from prefixloom.storage import UrlOption, options_of, seconds, shown_url, yes_or_no
 
 from .schemes import Scheme
-from .server_store import ServerStore, shown
+from .server_store import ServerStore, opening
 from .write_memory import WriteMemory
 
 LARGEST = 4 << 30
@@ -28,6 +28,13 @@ NOTHING_THERE = "416 Range Not Satisfiable"
 OPTIONS: Mapping[str, UrlOption] = {
     "prefix": str, "timeout": seconds, "connections": int, "allow_http": yes_or_no,
 }  # fmt: skip
+CLIENT_SETTINGS = frozenset((
+    "allow_http", "allow_invalid_certificates", "connect_timeout", "default_content_type", "http1_only", "http2_only",
+    "http2_keep_alive_interval", "http2_keep_alive_timeout", "http2_keep_alive_while_idle", "pool_idle_timeout",
+    "pool_max_idle_per_host", "proxy_ca_certificate", "proxy_excludes", "proxy_url", "randomize_addresses",
+    "read_timeout", "root_certificate", "user_agent",
+))  # fmt: skip
+"""Settings of the client's connections. Among those of a store they make it panic."""
 T = TypeVar("T")
 
 
@@ -126,7 +133,6 @@ def open_objects(
     """
     try:
         import obstore
-        from obstore.exceptions import BaseError
         from obstore.store import from_url
     except ImportError as error:
         raise StorageError(
@@ -134,16 +140,14 @@ def open_objects(
         ) from error
     if timeout <= 0 or connections < 1:
         raise StorageError(f"{shown_url(url)}: timeout and connections must be more than 0")
-    client: Any = {"timeout": timedelta(seconds=timeout), "connect_timeout": timedelta(seconds=timeout)}
-    if "allow_http" in settings:
-        client["allow_http"] = settings.pop("allow_http")
-    told: Any = settings
-    retry: Any = {"max_retries": 1, "retry_timeout": timedelta(seconds=2 * timeout)}
-    try:
+    with opening(url):
+        limit = timedelta(seconds=timeout)
+        client: Any = {"timeout": limit, "connect_timeout": limit}
+        client |= {name: settings.pop(name) for name in CLIENT_SETTINGS & settings.keys()}
+        retry: Any = {"max_retries": 1, "retry_timeout": 2 * limit}
+        told: Any = settings
         store = from_url(url, config=told, client_options=client, retry_config=retry)
         next(iter(obstore.list(store, f"{prefix}/fingerprints", chunk_size=1)), None)
-    except (BaseError, ValueError, TypeError, OSError) as error:
-        raise StorageError(f"{shown_url(url)}: {shown(error)}") from error
     return ServerStore(ObjectValues(store, prefix, connections), prefix)
 
 

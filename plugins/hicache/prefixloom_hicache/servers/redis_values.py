@@ -15,7 +15,7 @@ from prefixloom import StorageError
 from prefixloom.storage import UrlOption, options_of, seconds, shown_url
 
 from .schemes import Scheme
-from .server_store import ServerStore, shown
+from .server_store import ServerStore, opening
 from .values import Full
 from .write_memory import WriteMemory
 
@@ -87,10 +87,14 @@ class RedisValues:
         return [bool(each) for each in pipeline.execute()]
 
     def note(self, name: str, text: str) -> None:
-        try:
-            self.client.hset(self._notes, name, text)
-        except self._full as error:
-            raise Full(str(error)) from error
+        pipeline = self.client.pipeline(transaction=False)
+        for _ in range(2):
+            (answer,) = pipeline.hset(self._notes, name, text).execute(raise_on_error=False)
+            if not is_wrong_type(answer):
+                break
+            self.client.unlink(self._notes)
+        if isinstance(answer, Exception):
+            raise Full(str(answer)) if isinstance(answer, self._full) else answer
 
     def notes(self) -> dict[str, str]:
         found = self.client.hgetall(self._notes)
@@ -116,7 +120,14 @@ class RedisValues:
 
 def value_of(answer: Any) -> memoryview | Exception | None:
     """What an answer of the server says of a value."""
+    if is_wrong_type(answer):
+        return memoryview(b"")  # a list, or another thing that others wrote there: damage, and so it is removed
     return answer if answer is None or isinstance(answer, Exception) else memoryview(answer)
+
+
+def is_wrong_type(answer: Any) -> bool:
+    """Return whether the server says that a name has no value of this type."""
+    return isinstance(answer, Exception) and str(answer).startswith("WRONGTYPE")
 
 
 def open_redis(
@@ -137,14 +148,12 @@ def open_redis(
         ) from error
     if (ttl is not None and ttl <= 0) or timeout <= 0:
         raise StorageError(f"{shown_url(url)}: ttl and timeout must be more than 0 seconds")
-    try:
+    with opening(url):
         client = redis.Redis.from_url(
             url, socket_timeout=timeout, socket_connect_timeout=timeout, decode_responses=False,
             retry=Retry(NoBackoff(), 1),  # of a connection that the server has closed meanwhile
         )  # fmt: skip
         client.ping()
-    except (redis.RedisError, ValueError, TypeError, OSError) as error:
-        raise StorageError(f"{shown_url(url)}: {shown(error)}") from error
     return ServerStore(RedisValues(client, prefix, ttl), prefix)
 
 

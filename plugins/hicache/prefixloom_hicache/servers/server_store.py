@@ -17,9 +17,10 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
-from prefixloom import StorageError
+from prefixloom import PrefixloomError, StorageError
 from prefixloom.storage import (
     HEADER_BYTES,
     MAX_PAYLOAD,
@@ -35,6 +36,8 @@ from prefixloom.storage import (
     decode_header,
     encode_header,
     flat,
+    shown_url,
+    without_passwords,
 )
 
 from ..records.counts import StoreCounts
@@ -339,9 +342,20 @@ def read_note(item: tuple[str, str]) -> tuple[bytes, Fingerprint | None] | None:
     return digest, found if found is not None and found.digest == digest else None
 
 
-def shown(error: Exception) -> str:
+@contextmanager
+def opening(url: str) -> Iterator[None]:
+    """Raise a ``StorageError`` of this URL for what a client raises in the block: anything, such as a panic of Rust."""
+    try:
+        yield
+    except (PrefixloomError, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        raise StorageError(f"{shown_url(url)}: {shown(error)}") from error
+
+
+def shown(error: BaseException) -> str:
     """An error in one line of bounded length."""
-    text = " ".join(str(error).split())
+    text = without_passwords(" ".join(str(error).split()))
     return f"{type(error).__name__}: {text}"[:300] if text else type(error).__name__
 
 
