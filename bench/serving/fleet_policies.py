@@ -185,11 +185,13 @@ def real_outcome(asked: list[TimedRequest], policy: str, replicas: int, memory: 
         port = free.getsockname()[1]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "fleet.toml"
-        (path.parent / "keys.toml").write_text(f'[bench]\nkey = "{KEY}"\nadmin = true\n')
+        keys = path.parent / "keys.toml"
+        keys.touch(0o600)
+        keys.write_text(f'[bench]\nkey = "{KEY}"\nadmin = true\n')
         path.write_text(
             f'[fleet]\nreplicas = {replicas}\n[front]\nport = {port}\n[routing]\npolicy = "{policy}"\n'
             f'[server]\nmemory = "{memory}"\nmax-running = {RUNNING}\nmax-queue = {QUEUE}\nchunk = {CHUNK}\n'
-            f'page-size = {PAGE}\nthreads = 1\nkeys = "keys.toml"\n'
+            f'page-size = {PAGE}\nthreads = 1\nkeys = "keys.toml"\nevents-in-clear = true\n'
             f'traffic = "prompt={traffic.prompt},output={traffic.output},shared={traffic.shared}"\n'
         )
         command = [sys.executable, "-m", "prefixloom", "fleet", "deploy", str(path)]

@@ -63,7 +63,9 @@ def refused(cluster: str, folder: Path, port: int) -> str:
 
 def test_events_come_from_both_machines(cluster: str, tmp_path: Path) -> None:
     """A second turn goes to where the first one was computed, on whichever machine that is."""
-    with fleet_on(cluster, tmp_path, fleet={"replicas": 2}) as fleet, OneServer() as one_server:
+    write_keys(tmp_path / "keys")
+    server = {**SERVER, "events-keys": str(tmp_path / "keys")}
+    with fleet_on(cluster, tmp_path, fleet={"replicas": 2}, server=server) as fleet, OneServer() as one_server:
         fleet.wait(2)
         homes = set()
         for number in range(8):
@@ -82,7 +84,7 @@ def test_events_come_from_both_machines(cluster: str, tmp_path: Path) -> None:
 
 def test_a_prompt_is_computed_on_one_machine_and_answered_on_the_other(cluster: str, tmp_path: Path) -> None:
     write_keys(tmp_path / "keys")
-    server = {**SERVER, "prefill-keys": str(tmp_path / "keys")}
+    server = {**SERVER, "prefill-keys": str(tmp_path / "keys"), "events-in-clear": True}
     tables: dict[str, Any] = {"fleet": {"replicas": 1}, "prefill": {"replicas": 1}, "server": server}
     with fleet_on(cluster, tmp_path, **tables) as fleet, OneServer() as one_server:
         fleet.wait(2)

@@ -47,6 +47,12 @@ def test_the_answers_are_those_of_one_server(fleet: RunningFleet, one_server: On
     assert len({told_by(each) for each in answers}) == 2
 
 
+def test_a_page_of_another_site_may_not_use_the_fleet(fleet: RunningFleet) -> None:
+    for headers in ({"host": "evil.example"}, {"origin": "http://evil.example"}):
+        for path in ("/health", "/fleet", "/metrics", "/v1/models"):
+            assert fleet.http.get(path, headers=headers).status_code == 403, path
+
+
 def test_a_second_turn_hits_and_goes_to_the_same_replica(fleet: RunningFleet) -> None:
     for number in range(3):
         prompt = text(f"second turn {number}", 900)

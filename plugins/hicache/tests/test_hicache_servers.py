@@ -407,7 +407,7 @@ def test_a_server_that_greets_with_nonsense_is_no_store(answer: bytes) -> None:
     pytest.importorskip("redis")
     with answering_always(answer + b"\r\n") as port:
         try:
-            open_store(f"redis://:sesame@127.0.0.1:{port}/0?timeout={TIMEOUT}").close()
+            open_store(f"redis://:sesame@127.0.0.1:{port}/0?timeout={TIMEOUT}&protocol=3").close()
         except StorageError as error:
             assert f":{port}/0" in str(error) and "sesame" not in str(error)
 
