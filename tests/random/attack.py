@@ -116,7 +116,7 @@ def bodies(victim: Victim, _: int, __: random.Random) -> None:
 
     def push(each: socket.socket) -> None:
         with suppress(OSError):
-            each.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 8000000\r\n\r\n" + data)
+            each.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 8000000\r\n\r\n" + data)
 
     for each in sockets:
         threading.Thread(target=push, args=(each,), daemon=True).start()
@@ -152,9 +152,9 @@ def many(victim: Victim, count: int, _: random.Random) -> None:
     sizes = []
     for number in range(10 * count):
         body = json.dumps({"prompt": f"{number % 50}", "max_tokens": 500, "stream": True, "ignore_eos": True}).encode()
-        head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: "
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: "
         sent = (
-            b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n", b"garbage\r\n\r\n", b"",
+            b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n", b"garbage\r\n\r\n", b"",
             head + b"50\r\n\r\n{", head + str(len(body)).encode() + b"\r\n\r\n" + body,
         )[number % 5]  # fmt: skip
         with victim.connect() as each, suppress(OSError):

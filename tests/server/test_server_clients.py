@@ -93,7 +93,9 @@ def test_a_client_that_leaves_is_aborted(stream: bool) -> None:
     with serving(max_running=1) as server, server.client() as client:
         body = json.dumps(ask("a", 1500, stream=stream)).encode()
         leaving = socket.create_connection(("127.0.0.1", int(server.root.rpartition(":")[2])))
-        leaving.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
+        leaving.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
+        )
         eventually(lambda: server.server.worker.load == 1)
         if stream:
             leaving.recv(200)
@@ -111,7 +113,9 @@ def test_a_slow_reader_does_not_slow_others() -> None:
         slow = socket.socket()
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         slow.connect(("127.0.0.1", int(server.root.rpartition(":")[2])))
-        slow.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
+        slow.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
+        )
         eventually(lambda: server.server.worker.load == 4)
         for number in range(5):
             told = client.post("/v1/completions", json=ask(f"quick {number}", 4)).json()
@@ -133,7 +137,7 @@ def test_what_takes_too_long_or_is_too_large_ends_with_an_error() -> None:
         assert '"code":"timeout"' in streamed and "[DONE]" not in streamed
         assert client.post("/v1/completions", json=ask("a" * 3000, 4)).status_code == 413
         dawdling = socket.create_connection(("127.0.0.1", int(server.root.rpartition(":")[2])))
-        dawdling.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+        dawdling.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{")
         dawdling.settimeout(20)
         assert b"408" in dawdling.recv(1000)
         dawdling.close()

@@ -182,7 +182,7 @@ def test_a_prefill_server_that_is_to_end_sends_what_it_owes(tmp_path: Path) -> N
         (["--as-prefill", "tcp://0.0.0.0:1"], "without keys anybody there may read prompts"),
         (["--as-prefill", "tcp://127.0.0.1:1", "--prefill", "tcp://127.0.0.1:2"], "give one"),
         (["--prefill-keys", "keys"], "go with --prefill or --as-prefill"),
-        (["--prefill", "tcp://10.0.0.7:1", "--prefill-keys", "/nowhere"], "has no keys for a decode process"),
+        (["--prefill", "tcp://10.0.0.7:1", "--prefill-keys", "/nowhere"], "has no keys for the client of a connection"),
     ],
 )
 def test_what_cannot_be_is_refused_at_once(options: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
