@@ -111,7 +111,7 @@ class Hosts:
         number, bound = ip_of(name), ip_of(self.bound)
         if bound is None or bound.is_unspecified:
             return number is not None
-        return bound.is_loopback and number is not None and number.is_loopback
+        return number == bound or (bound.is_loopback and number is not None and number.is_loopback)
 
 
 def hostname(url: str) -> str:
