@@ -1,9 +1,9 @@
 """Watched weights: a digest of a model's tensors, made once, and a cheap look at whether they are still the same.
 
 A tensor that was changed in place has another version, and one that was put in its place another address. A change
-through ``Tensor.data`` or a view of numpy's moves neither, so a few bytes of each tensor on a CPU are compared as well:
-all of them for a request, and for a pass a part of them, since each is read from memory that no processor's cache has.
-Such a change that leaves all of these as they are is not noticed.
+through ``Tensor.data`` or a view of numpy's moves neither, so a sample of each tensor is compared as well: the whole
+sample for a request, on any device, and for a pass a part of it, where reading it waits for no device. Such a change
+that leaves the sample as it is is not noticed: ``forget`` is for who knows of it.
 """
 
 from __future__ import annotations
@@ -15,18 +15,19 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from prefixloom import CompositionError
 
 Named = tuple[str, Tensor]
-Stamp = tuple[int, int, int]
+Stamp = tuple[int, ...]
+PLAIN = (Tensor, Parameter)
 
 SAMPLE = 64
-"""About how many bytes of each tensor are compared."""
-PARTS = 7
-"""Into how many parts these bytes are divided. ``seem_same`` compares one part, and the next one when called again. An
-odd number, so that each part has bytes of every place in a number: its sign is in one of them."""
+"""About how many numbers of each tensor are compared."""
+PARTS = 8
+"""Into how many parts a sample is divided. ``seem_same`` compares one part, and the next one when called again."""
 LARGE = 1 << 20
 """Bytes from which on a tensor is hashed on a thread of its own."""
 
@@ -37,61 +38,112 @@ class WatchedWeights:
     def __init__(self, tensors: Callable[[], Iterable[Named]]) -> None:
         self._tensors = tensors
         self._stamps: list[Stamp] = []
-        self._samples: list[memoryview] = []
-        self._sampled: list[bytes] = []
-        self._parts: list[tuple[list[memoryview], list[bytes]]] = []
+        self._near: list[Tensor] = []
+        """The samples that wait for no device. They hold the memory of their tensors, so they end with the stamps."""
+        self._far = False
+        self._sampled = b""
+        self._parts: list[tuple[list[Tensor], bytes]] = []
+        self._part = 0
         self._digests: dict[str, tuple[Stamp, bytes, bytes]] = {}
 
     def same(self) -> bool:
-        """Whether versions, addresses and the bytes that are compared are those of the last ``digests``."""
-        if not self._stamps or [stamp(tensor) for _, tensor in self._tensors()] != self._stamps:
-            return False
-        return [each.tobytes() for each in self._samples] == self._sampled
+        """Whether versions, addresses and samples are those of the last ``digests``."""
+        return self._unmoved() and self._sample() == self._sampled
 
     def seem_same(self) -> bool:
-        """As ``same``, but of the bytes that are compared, only a part is looked at, in turn."""
-        if not self._stamps or [stamp(tensor) for _, tensor in self._tensors()] != self._stamps:
+        """As ``same``, but compare one part of the samples, in turn, and none of a device that would be waited for."""
+        if not self._unmoved():
             return False
-        self._parts.append(self._parts.pop(0))
-        views, sampled = self._parts[0]
-        return [each.tobytes() for each in views] == sampled
+        self._part = (self._part + 1) % PARTS
+        views, before = self._parts[self._part]
+        return sampled(views) == before
+
+    def written(self) -> bool:
+        """Whether a sample is another one though versions and addresses are those of the last ``digests``."""
+        return self._unmoved() and self._sample() != self._sampled
+
+    def _unmoved(self) -> bool:
+        if self._stamps and [stamp(tensor) for _, tensor in self._tensors()] == self._stamps:
+            return True
+        self._stamps, self._near, self._parts = [], [], []
+        return False
+
+    def _sample(self) -> bytes:
+        if not self._far:
+            return sampled(self._near)
+        far = [sample(part) for _, tensor in self._tensors() for part in parts_of(tensor) if waits(part)]
+        return sampled(self._near) + sampled(far)
+
+    def forget(self) -> None:
+        """Hash every tensor again when the digests are next asked for."""
+        self._stamps, self._digests = [], {}
 
     def digests(self) -> dict[str, bytes]:
-        """By name, the digest of each tensor. Those that may have changed are hashed again."""
+        """By name, the digest of each tensor. Those that may have changed are hashed again.
+
+        If a sample has changed and nothing else tells of it, all are: others may have changed where no sample is.
+        """
         found = list(self._tensors())
-        stamps = [stamp(tensor) for _, tensor in found]
-        if stamps != self._stamps:
-            self._stamps = stamps
-            self._samples = [sample(tensor) for _, tensor in found]
-        sampled = self._sampled = [each.tobytes() for each in self._samples]
-        self._parts = [
-            ([each[part::PARTS] for each in self._samples], [each[part::PARTS] for each in sampled])
-            for part in range(PARTS)
-        ]
-        lacking: list[Named] = []
-        for (name, tensor), mark, seen in zip(found, stamps, sampled, strict=True):
-            if self._digests.get(name, ((), b"", b""))[:2] != (mark, seen):
-                lacking.append((name, tensor))
-        made = dict(zip((name for name, _ in lacking), _hashed([tensor for _, tensor in lacking]), strict=True))
-        self._digests = {
-            name: (mark, seen, made.get(name) or self._digests[name][2])
-            for (name, _), mark, seen in zip(found, stamps, sampled, strict=True)
+        self._stamps = [stamp(tensor) for _, tensor in found]
+        self._near = [sample(part) for _, tensor in found for part in parts_of(tensor) if not waits(part)]
+        self._far = any(waits(part) for _, tensor in found for part in parts_of(tensor))
+        self._sampled = self._sample()
+        parts = [[view[part::PARTS] for view in self._near] for part in range(PARTS)]
+        self._parts = [(part, sampled(part)) for part in parts]
+        known = self._digests
+        marks = {
+            name: (mark, sampled(map(sample, parts_of(tensor))))
+            for (name, tensor), mark in zip(found, self._stamps, strict=True)
         }
+        if any(
+            mark == known[name][0] and seen != known[name][1] for name, (mark, seen) in marks.items() if name in known
+        ):
+            known = {}
+        lacking = [(name, tensor) for name, tensor in found if name not in known or known[name][:2] != marks[name]]
+        made = dict(zip((name for name, _ in lacking), _hashed([tensor for _, tensor in lacking]), strict=True))
+        self._digests = {name: (*mark, made.get(name) or known[name][2]) for name, mark in marks.items()}
         return {name: digest for name, (_, _, digest) in self._digests.items()}
 
 
 def stamp(tensor: Tensor) -> Stamp:
-    """What a change of ``tensor`` changes, without a look at its content."""
-    version = 0 if tensor.is_inference() else tensor._version
-    return id(tensor), tensor.data_ptr(), version
+    """What a change of ``tensor``, or of those that it is made of, changes, without a look at its content."""
+    own = id(tensor), tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version
+    if type(tensor) in PLAIN:
+        return own
+    return own + tuple(number for part in parts_of(tensor)[1:] for number in stamp(part))
 
 
-def sample(tensor: Tensor) -> memoryview:
-    """A view of some bytes of ``tensor``, spread over all of it; of none where reading them would wait for a device."""
-    if tensor.device.type != "cpu" or not tensor.data_ptr() or not tensor.is_contiguous():
-        return memoryview(b"")
-    size = tensor.numel() * tensor.element_size()
-    return _memory(tensor, size)[:: size // SAMPLE | 1]
+def parts_of(tensor: Tensor) -> list[Tensor]:
+    """A tensor, and those that it is made of."""
+    if type(tensor) in PLAIN or not is_traceable_wrapper_subclass(tensor):
+        return [tensor]
+    return [tensor, *(part for name in tensor.__tensor_flatten__()[0] for part in parts_of(getattr(tensor, name)))]
+
+
+def sample(tensor: Tensor) -> Tensor:
+    """A view of some numbers of ``tensor``, spread over all of it; of none where its memory has gaps or no content."""
+    size, dense = tensor.numel(), 1
+    for stride, count in () if tensor.is_contiguous() else sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if count > 1:
+            dense = dense * count if stride == dense else -1
+    if dense < 0 or not tensor.data_ptr():
+        return torch.empty(0, device="cpu")
+    step = size // SAMPLE | 1
+    return tensor.detach().as_strided((-(-size // step),), (step,))
+
+
+def waits(tensor: Tensor) -> bool:
+    """Whether reading a tensor waits for a device."""
+    return tensor.device.type != "cpu"
+
+
+def sampled(views: Iterable[Tensor]) -> bytes:
+    """The content of some samples, gathered where they are, so that it is copied from a device at once."""
+    together: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    for view in views:
+        together.setdefault((view.device, view.dtype), []).append(view)
+    gathered = [torch.cat(each).cpu().view(torch.uint8) for each in together.values()]
+    return b"".join(each.numpy().tobytes() for each in gathered)
 
 
 def _memory(tensor: Tensor, size: int) -> memoryview:

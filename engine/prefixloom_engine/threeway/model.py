@@ -7,6 +7,7 @@ depends on every token before. Everything that its layers remember lies in the p
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import attrs
 import torch
@@ -92,7 +93,7 @@ class ThreeWay:
         self.to_logits = weights(self.sizes.hidden, self.sizes.vocabulary, gain=2.0)
         self.draft = Draft(self.sizes, weights) if draft else None
         self.parameters = weights.count
-        self._weights = WatchedWeights(lambda: ((str(at), each) for at, each in enumerate(weights.made)))
+        self._weights = WatchedWeights(partial(_numbered, weights.made))  # a copy of the model watches its own
         self._identity: Identity | None = None
 
     @property
@@ -155,6 +156,10 @@ class ThreeWay:
                     f"{memory.component!r} keeps it in {rows.dtype} on {rows.device}"
                 )
         return memory
+
+
+def _numbered(tensors: Sequence[Tensor]) -> list[tuple[str, Tensor]]:
+    return [(str(at), each) for at, each in enumerate(tensors)]
 
 
 @attrs.frozen(eq=False)
