@@ -224,6 +224,10 @@ OTHERS_PRIVATE = {
         "_non_persistent_buffers_set",
         "_modules",
         "_save_to_state_dict",
+        "_forward_hooks",
+        "_forward_pre_hooks",
+        "_global_forward_hooks",
+        "_global_forward_pre_hooks",
     },  # of torch
 }
 """What belongs to others and has no public name."""

@@ -2,25 +2,29 @@
 
 Weights are hashed once for each model object, and again only where they change. Adapters are those of PEFT, which puts
 its layers into the model's modules: the active ones count, with their configs, weights and scales, and the others do
-not. A model's code counts by the version of transformers.
+not. A model's code counts by the version of transformers. What is put into its way on the model object, a forward hook
+or another ``forward``, counts by itself, and only in this process, since nobody can tell what it computes.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterator
+import secrets
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
-from weakref import WeakKeyDictionary, proxy
+from weakref import WeakKeyDictionary, proxy, ref
 
 from torch import Tensor
 from torch.nn import Module
+from torch.nn.modules import module as torch_module
 from torch.nn.modules.dropout import _DropoutNd
 from transformers import __version__ as transformers_version
 
 from prefixloom import CompositionError, Identity
 
 from ..contract.weights import WatchedWeights, combined
+from .refusals import refuse, refuse_loaded
 
 NO_CONTENT = frozenset({
     "_name_or_path", "architectures", "bos_token_id", "chunk_size_feed_forward", "dtype", "eos_token_id", "id2label",
@@ -35,6 +39,10 @@ NO_CONTENT_OF_ADAPTERS = frozenset({
 """Fields of an adapter's config that change nothing of what it computes where it stands."""
 CAST = frozenset({"pos_encoding"})
 """The buffers that a model's own code casts to the dtype of its weights."""
+ONLY_LOOK = frozenset({"prefixloom_engine.hf.session", "transformers.utils.output_capturing"})
+"""The modules whose forward hooks change nothing of what a model computes."""
+INSTEAD_OF_CLASS = ("forward", "_compiled_call_impl")
+"""The code that a module object may have in place of its class's."""
 WRAPPED = "base_layer"
 """The name that PEFT gives to the layer that an adapter wraps."""
 
@@ -44,21 +52,33 @@ class ModelIdentity:
 
     def __init__(self, model: Any) -> None:
         self._model = model
-        self._weights = WatchedWeights(lambda: tensors_of(model))
+        self.weights = WatchedWeights(lambda: tensors_of(model))
         self._adapters: dict[str, Any] = {}
         self._states: list[Any] = []
         self._kernels = ""
-        self._known: Identity | None = None
+        self._config = ""
+        self._code: list[Any] = []
+        self._code_name = ""
+        self.known: Identity | None = None
+        """The identity when it was last asked for."""
 
     def now(self) -> Identity:
         """The identity of the model as it is. For every request."""
         check_evaluating(self._model)
         config = _config_text(self._model.config)
-        known = self._known
-        if known is not None and known.model == config and not self.changed() and self._weights.same():
+        known = self.known
+        if known is not None and self._config == config and not self.changed() and self.weights.same():
             return known
+        refuse(self._model.config)
+        refuse_loaded(self._model)
         _refuse_hidden_weights(self._model)
-        digests = self._weights.digests()
+        code = code_of(self._model)
+        if code != self._code:
+            self._code_name = (
+                f", changed in process {secrets.token_hex(8)}" if any(each[-1] is not None for each in code) else ""
+            )
+        self._code, self._config = code, config
+        digests = self.weights.digests()
         self._adapters = dict(_adapter_layers(self._model))
         self._states = [_adapter_state(layer) for layer in self._adapters.values()]
         self._kernels = _kernels(self._model.config)
@@ -67,20 +87,25 @@ class ModelIdentity:
         names = sorted({name for active_here, *_ in self._states for name in active_here})
         configs = [_digest_of_fields(self._model.peft_config[name].to_dict(), NO_CONTENT_OF_ADAPTERS) for name in names]
         states = hashlib.blake2b(repr((self._states, configs)).encode(), digest_size=16).digest()
-        self._known = Identity(
-            model=config,
+        self.known = Identity(
+            model=config + self._code_name,
             weights=combined(ours.items()),
             adapters=f"{', '.join(names)} {combined([('states', states), *active.items()])}" if names else "",
             precision=f"{self._model.dtype} {self._kernels}",
         )
-        return self._known
+        return self.known
+
+    def recoded(self) -> bool:
+        """Whether the model has got or lost a forward hook or the like since the identity was last asked for."""
+        return code_of(self._model) != self._code
 
     def changed(self) -> bool:
         """Whether the identity may be another one than it was when last asked for. For every pass."""
         return (
-            self._known is None
+            self.known is None
             or self._model.training
-            or not self._weights.seem_same()
+            or self.recoded()
+            or not self.weights.seem_same()
             or [_adapter_state(layer) for layer in self._adapters.values()] != self._states
             or _kernels(self._model.config) != self._kernels
         )
@@ -151,6 +176,45 @@ def tensors_of(model: Any) -> Iterator[tuple[str, Tensor]]:
         for name, child in module._modules.items():
             if child is not None:
                 left.append((path if name == WRAPPED else f"{path}{name}.", child))
+
+
+def code_of(model: Any) -> list[tuple[Any, ...]]:
+    """List what the modules of a model object, or torch for all modules, have in the way of the code of their classes.
+
+    Each entry ends with a weak reference to code, or with None where an attention is said not to be causal.
+    """
+    every = torch_module._global_forward_pre_hooks, torch_module._global_forward_hooks
+    found: list[tuple[Any, ...]] = _hooks_of(0, *every) if any(every) else []
+    left, number = [model], 0
+    while left:
+        module = left.pop()
+        number += 1
+        own = module.__dict__
+        if module._forward_pre_hooks or module._forward_hooks:
+            found += _hooks_of(number, module._forward_pre_hooks, module._forward_hooks)
+        for name in INSTEAD_OF_CLASS:
+            if name in own:
+                found.append((number, name, _reference(own[name])))
+        if not own.get("is_causal", True):
+            found.append((number, "is_causal", None))
+        left += [child for child in module._modules.values() if child is not None]
+    return found
+
+
+def _hooks_of(number: int, *kinds: Mapping[int, Any]) -> list[tuple[Any, ...]]:
+    return [
+        (number, at, key, _reference(hook))
+        for at, hooks in enumerate(kinds)
+        for key, hook in hooks.items()
+        if getattr(hook, "__module__", None) not in ONLY_LOOK
+    ]
+
+
+def _reference(code: Any) -> Any:
+    try:
+        return ref(code)
+    except TypeError:  # some objects take none
+        return code
 
 
 def _replaced_by_code(module: Any) -> Collection[str]:

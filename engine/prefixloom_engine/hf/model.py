@@ -30,7 +30,11 @@ class HFModel:
         check_evaluating(model)
         self.model = model
         self._identity = identity_of(model)
+        self._told: Identity | None = None
         self.text = config.get_text_config(decoder=True)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> HFModel:
+        return HFModel(copy.deepcopy(self.model, memo))  # with an identity of its own
 
     @property
     def config(self) -> object:
@@ -42,10 +46,27 @@ class HFModel:
 
     @property
     def identity(self) -> Identity:
-        return self._identity.now()
+        self._told = self._identity.now()
+        return self._told
 
     def changed(self) -> bool:
-        return self._identity.changed()
+        return self._identity.known is not self._told or self._identity.changed()
+
+    def recoded(self) -> bool:
+        """Whether ``changed`` is true because of a forward hook or other code that was put into the model's way."""
+        return self._identity.known is not self._told or self._identity.recoded()
+
+    def written(self) -> bool:
+        """Whether weights are seen to be changed through ``Tensor.data``. On a GPU this waits for what it computes."""
+        return self._identity.weights.written()
+
+    def weights_changed(self) -> None:
+        """Say that weights were changed in a way that no sample of them shows: they are all hashed again.
+
+        Call it after writing some numbers of a tensor through ``Tensor.data`` or numpy, by a kernel of your own, or
+        from another process that shares the memory.
+        """
+        self._identity.weights.forget()
 
     def media(self, tokens: Sequence[int], inputs: Mapping[str, Any]) -> PromptImages:
         return prompt_images(self.model, tokens, inputs)

@@ -62,6 +62,7 @@ def refuse(config: Any) -> None:
             f"encoder's input, so a prefix of tokens does not name it. Use a decoder-only model"
         )
     text = config.get_text_config(decoder=True)
+    _refuse_bidirectional(config.model_type, config, text)
     layers = getattr(text, "num_hidden_layers", None)
     if layers is None:
         raise CompositionError(
@@ -83,6 +84,19 @@ def refuse(config: Any) -> None:
         reason = REFUSED.get(model_type)
         if reason is not None:
             raise CompositionError(f"model type {model_type!r} cannot be served: {reason}. {REMEDY}")
+
+
+def _refuse_bidirectional(model_type: str, *parts: Any) -> None:
+    """Refuse a text model if one of these configs or modules says that its attention is not causal.
+
+    transformers makes every mask bidirectional where a config has ``is_causal`` and it is not true.
+    """
+    for part in parts:
+        if not getattr(part, "is_causal", True) or getattr(part, "use_bidirectional_attention", None) in (True, "all"):
+            raise CompositionError(
+                f"model type {model_type!r} attends to later tokens too (is_causal, use_bidirectional_attention), so "
+                f"what it remembers of a prefix depends on what follows. Use a causal model"
+            )
 
 
 def refuse_wrapped(model: Any) -> None:
@@ -132,11 +146,7 @@ def refuse_loaded(model: Any) -> None:
                 f"model type {model_type!r} counts its positions from behind the pad token where it is not given them, "
                 f"and generate gives it others, so that what it remembers depends on how it is called. {REMEDY}"
             )
-        if getattr(module, "is_causal", None) is False:
-            raise CompositionError(
-                f"model type {model_type!r} attends to later tokens too, so what it remembers of a prefix depends on "
-                f"what follows. Use a causal model"
-            )
+        _refuse_bidirectional(model_type, module, getattr(module, "config", None))
         low, high = getattr(module, "time_step_limit", None) or (0.0, math.inf)
         if low > 0.0 or high < math.inf:
             raise CompositionError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,8 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from prefixloom import CompositionError, ProtocolError, compose
 from prefixloom_engine import Engine, Request
-from prefixloom_engine.contract.weights import digest_of, sample
+from prefixloom_engine.contract import weights
+from prefixloom_engine.contract.weights import SAMPLE, digest_of, sample
 from prefixloom_engine.hf import HFModel, session
 from tests.support.engines import nothing_left
 from tests.support.hf_images import model_with_images
@@ -36,10 +38,10 @@ def cache_for(model: Any) -> Any:
     return compose(HFModel(model).config, capacity={"full": 512}, debug=True)
 
 
-def generated(model: Any, cache: Any = None) -> list[int]:
+def generated(model: Any, cache: Any = None, **options: Any) -> list[int]:
     out = model.generate(
         IDS, past_key_values=cache, max_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0,
-        attention_mask=torch.ones_like(IDS),
+        attention_mask=torch.ones_like(IDS), **options,
     )  # fmt: skip
     found: list[int] = out[0].tolist()
     return found
@@ -108,6 +110,220 @@ def test_other_weights_find_nothing_of_these_and_the_same_again_do(
     nothing_left(cache)
 
 
+@pytest.fixture
+def far(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if a device that is waited for had the weights."""
+    monkeypatch.setattr(weights, "waits", lambda tensor: True)
+
+
+@pytest.mark.usefixtures("far")
+@EACH_WAY
+def test_weights_of_a_device_that_change_through_their_data_are_noticed_at_the_next_request(
+    way: Way, model: Any
+) -> None:
+    test_other_weights_find_nothing_of_these_and_the_same_again_do(way, through_data, model)
+
+
+def halved(model: Any) -> None:
+    weight(model).data.mul_(0.5)
+
+
+@pytest.mark.usefixtures("far")
+@pytest.mark.parametrize("when", ["opened", "computed"])
+def test_a_session_keeps_nothing_if_weights_of_a_device_change_through_their_data_while_it_is_open(
+    when: str, model: Any
+) -> None:
+    """As moving averages are swapped in; looked at in the first pass and at the end."""
+    cache = cache_for(model)
+    with pytest.raises(ProtocolError, match="have changed since this session"), session(cache, model, IDS) as s:
+        if when == "computed":
+            generated(model, s.cache)
+        halved(model)
+        if when == "opened":
+            generated(model, s.cache)
+    weight(model).data.mul_(2)
+    assert by_session(model, cache) == (0, generated(model))
+    nothing_left(cache)
+
+
+@pytest.mark.parametrize("places", ["near", "far"])
+def test_a_change_that_no_sample_shows_is_noticed_when_it_is_said(
+    places: str, model: Any, request: pytest.FixtureRequest
+) -> None:
+    """And by itself once a sample of another tensor shows that weights were written so."""
+    if places == "far":
+        request.getfixturevalue("far")
+    cache, served, norm = cache_for(model), HFModel(model), model.model.norm.weight
+    unseen = weight(model).data.flatten()[1:9]  # of these 512 numbers, every ninth is in the sample
+    before = generated(model)
+    assert by_session(model, cache) == (0, before)
+    unseen.mul_(-30)
+    assert generated(model) != before and by_session(model, cache)[0] == 64
+    served.weights_changed()
+    assert by_session(model, cache) == (0, generated(model))
+    unseen.mul_(2)
+    norm.data.mul_(0.5)
+    assert by_session(model, cache) == (0, generated(model))
+    unseen.div_(-60)
+    served.weights_changed()
+    norm.data.mul_(2)
+    assert by_session(model, cache) == (64, before)
+
+
+# ---------------------------------------------------------------- code on the model object
+
+
+def doubled(module: Any, args: Any, output: Any) -> Any:
+    return output * 2
+
+
+def doubling(module: Any, args: Any) -> Any:
+    return (args[0] * 2,)
+
+
+def hooked(model: Any) -> Callable[[], None]:
+    return model.model.layers[1].self_attn.v_proj.register_forward_hook(doubled).remove
+
+
+def hooked_before(model: Any) -> Callable[[], None]:
+    return model.model.layers[1].self_attn.v_proj.register_forward_pre_hook(doubling).remove
+
+
+def hooked_everywhere(model: Any) -> Callable[[], None]:
+    layer = model.model.layers[1].self_attn.v_proj
+    handle = torch.nn.modules.module.register_module_forward_hook(
+        lambda module, args, output: output * 2 if module is layer else None
+    )
+    return handle.remove  # type: ignore[no-any-return]
+
+
+def hooked_before_everywhere(model: Any) -> Callable[[], None]:
+    layer = model.model.layers[1].self_attn.v_proj
+    handle = torch.nn.modules.module.register_module_forward_pre_hook(
+        lambda module, args: (args[0] * 2,) if module is layer else None
+    )
+    return handle.remove  # type: ignore[no-any-return]
+
+
+def replaced(model: Any) -> Callable[[], None]:
+    layer = model.model.layers[1].self_attn.v_proj
+    layer.forward = lambda x: 2 * type(layer).forward(layer, x)
+    return lambda: delattr(layer, "forward")
+
+
+CODE = pytest.mark.parametrize(
+    "put", [hooked, hooked_before, hooked_everywhere, hooked_before_everywhere, replaced], ids=lambda put: put.__name__
+)
+
+
+@CODE
+@EACH_WAY
+def test_code_on_a_model_object_finds_its_own_and_the_model_without_it_its_own_again(
+    way: Way, put: Callable[[Any], Callable[[], None]], model: Any
+) -> None:
+    cache, before = cache_for(model), generated(model)
+    assert way(model, cache) == (0, before)
+    remove = put(model)
+    try:
+        after = generated(model)
+        assert after != before
+        assert [way(model, cache) for _ in range(2)] == [(0, after), (64, after)]
+        if put in (hooked, hooked_before, replaced):
+            twin = copy.deepcopy(model)
+            assert way(twin, cache)[0] == 0
+    finally:
+        remove()
+    assert way(model, cache) == (64, before)
+    remove = put(model)
+    try:
+        assert way(model, cache) == (0, after)  # nobody can tell that it is the same code
+    finally:
+        remove()
+    nothing_left(cache)
+
+
+@CODE
+@pytest.mark.parametrize("once", [False, True])
+def test_code_put_on_a_model_in_the_midst_of_an_answer_ends_its_session(
+    put: Callable[[Any], Callable[[], None]], once: bool, model: Any
+) -> None:
+    """Between two passes; ``once``: it is gone again when the pass has been computed."""
+    cache, removes = cache_for(model), []
+
+    def remove(*args: Any) -> None:
+        while removes:
+            removes.pop()()
+
+    class Streamer:
+        passes = 0
+
+        def put(self, value: Any) -> None:
+            self.passes += 1
+            if self.passes == 3:
+                removes.append(put(model))
+
+        def end(self) -> None: ...
+
+    if once:
+        model.lm_head.register_forward_hook(remove)
+    try:
+        with pytest.raises(ProtocolError, match="hooks or mode have changed"), session(cache, model, IDS) as s:
+            generated(model, s.cache, streamer=Streamer())
+    finally:
+        remove()
+    assert by_session(model, cache) == (0, generated(model))
+    nothing_left(cache)
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")
+def test_an_adapter_for_one_call_is_refused_with_the_way_to_choose_it(model: Any) -> None:
+    peft = pytest.importorskip("peft", reason="adapters of transformers' models need it")
+    lora = {"r": 4, "target_modules": ["v_proj"], "init_lora_weights": False, "lora_dropout": 0.0}
+    wrapped = peft.get_peft_model(model, peft.LoraConfig(**lora), "first")
+    wrapped.add_adapter("second", peft.LoraConfig(**lora))
+    model, cache = wrapped.eval().get_base_model(), cache_for(wrapped.get_base_model())
+    right = generated(model)
+    told = pytest.raises(ProtocolError, match=r"adapter_names=.*set_adapter")
+    with told, session(cache, model, IDS) as s:
+        generated(wrapped, s.cache, adapter_names=["second"])
+    assert by_session(model, cache) == (0, generated(model))  # PEFT has left its hooks on the model
+    for module in model.modules():
+        module._forward_pre_hooks.clear()
+    assert by_session(model, cache) == (0, right)
+    wrapped.set_adapter("second")
+    assert by_session(model, cache) == (0, generated(model))
+    nothing_left(cache)
+
+
+def test_a_change_is_noticed_by_each_that_runs_though_another_request_saw_it_first(model: Any) -> None:
+    cache, served = cache_for(model), HFModel(model)
+    with pytest.raises(ProtocolError, match="have changed since this session"), session(cache, served, IDS) as s:
+        with torch.no_grad():
+            model(IDS[:, :40], past_key_values=s.cache)
+        in_place(model)
+        with session(cache, served, IDS) as other:
+            assert generated(model, other.cache) == generated(model)
+        with torch.no_grad():
+            model(IDS[:, 40:], past_key_values=s.cache)
+    nothing_left(cache)
+
+
+def test_a_model_is_copied_while_a_session_is_open_and_its_copy_is_no_part_of_it(model: Any) -> None:
+    cache = cache_for(model)
+    with session(cache, model, IDS) as s:
+        twin = copy.deepcopy(model)
+        with pytest.raises(ProtocolError, match="called outside of a pass"), torch.no_grad():
+            twin(IDS, past_key_values=s.cache)
+        right = generated(model, s.cache)
+    in_place(twin)
+    served = HFModel(model)
+    in_place(copy.deepcopy(served).model)
+    assert served.identity == HFModel(model).identity != copy.deepcopy(HFModel(twin)).identity
+    assert generated(twin) != right == generated(model)
+    assert by_session(twin, cache) == (0, generated(twin))
+    assert by_session(model, cache) == (64, right)
+
+
 @pytest.mark.filterwarnings("ignore:Already found a `peft_config`")
 @EACH_WAY
 def test_adapters_find_their_own(way: Way, model: Any) -> None:
@@ -163,7 +379,7 @@ def test_two_models_of_one_config_share_a_cache_and_nothing_in_it(way: Way, mode
 @pytest.mark.parametrize("change", [in_place, other_parameter, lambda model: model.train()])
 def test_a_session_that_is_open_goes_on_with_no_other_weights(change: Callable[[Any], object], model: Any) -> None:
     cache = cache_for(model)
-    told = pytest.raises(ProtocolError, match="weights, adapters or mode have changed since this session was opened")
+    told = pytest.raises(ProtocolError, match="weights, adapters, hooks or mode have changed since this")
     with told, session(cache, model, IDS) as s, torch.no_grad():
         model(IDS[:, :40], past_key_values=s.cache)
         change(model)
@@ -332,6 +548,13 @@ def test_weights_made_of_other_tensors_count_by_these(model: Any) -> None:
     layer = model.model.layers[1].self_attn
     kept = layer.v_proj.weight.detach()
     hits = []
+    layer.v_proj.weight = torch.nn.Parameter(TwoTensor(2 * kept, 2 * kept), requires_grad=False)
+    served = HFModel(model)
+    before = served.identity
+    for written in (layer.v_proj.weight.a, layer.v_proj.weight.b.data):
+        written.mul_(3)
+        assert served.changed() and served.identity != before
+        before = served.identity
     for sign in (1, -1, 1):
         layer.v_proj.weight = torch.nn.Parameter(TwoTensor(sign * kept, sign * kept), requires_grad=False)
         with session(cache, model, IDS) as s, torch.no_grad():
@@ -360,14 +583,19 @@ def test_what_a_weight_says_beside_the_tensors_that_it_is_made_of_counts() -> No
     assert digests[0] == digests[2] != digests[1]
 
 
-def test_a_sample_of_a_weight_has_no_bytes_of_its_neighbours() -> None:
+def test_a_sample_has_numbers_of_its_tensor_alone_in_whatever_order_they_lie() -> None:
     whole = torch.zeros(8, 8)
-    row, column = sample(whole[0]).tobytes(), sample(whole[:, 0]).tobytes()
+    row, column = sample(whole[0]).clone(), sample(whole[:, 0]).clone()
     whole[1:, 1:] += 1
-    assert sample(whole[0]).tobytes() == row
+    assert torch.equal(sample(whole[0]), row)
     whole[0, 1:] += 1
-    assert sample(whole[0]).tobytes() != row
-    assert sample(whole[:, 0]).tobytes() == column
+    assert not torch.equal(sample(whole[0]), row)
+    assert torch.equal(sample(whole[:, 0]), column)
+    block = torch.arange(2.0 * 300 * 5).reshape(2, 300, 5)
+    for order in itertools.permutations(range(3)):
+        found = sample(block.permute(order))
+        assert SAMPLE <= len(found) <= SAMPLE + 2 and found[-1] > 2900
+    assert len(sample(block[:, ::2])) == len(sample(block[:, :1].expand(2, 300, 5))) == 0
 
 
 def test_kernels_of_a_part_count() -> None:

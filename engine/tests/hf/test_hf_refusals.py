@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import json
 import shutil
@@ -16,10 +17,11 @@ pytest.importorskip("transformers", minversion="5.23", reason="the extra hf is n
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
-from prefixloom import CompositionError, InputError
+from prefixloom import CompositionError, InputError, compose
 from prefixloom_engine.hf import HFModel, load, session
 from prefixloom_engine.hf.refusals import OUTSIDE, REFUSED, refuse
 from prefixloom_engine.hf.runner import scans_from_zero
+from tests.support.hf_images import model_with_images
 from tests.support.hf_models import COMMON, CONFIGS, Served, config_of, distance, model_of, prompt
 from tests.support.hf_tiny import tiny_model
 
@@ -73,6 +75,41 @@ def test_every_refusal_names_the_model_the_reason_and_what_to_do() -> None:
             refuse(config)
         assert str(told.value).startswith(f"model type {model_type!r} cannot be served: {reason}")
         assert "Use another architecture" in str(told.value)
+
+
+TELLS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "config": ("llama", lambda model: setattr(model.config, "is_causal", False)),
+    "config of another type": ("qwen2", lambda model: setattr(model.config, "is_causal", False)),
+    "config of a part": ("llava", lambda model: setattr(model.config.text_config, "is_causal", False)),
+    "config alone": ("gemma3_text", lambda model: setattr(model.config, "use_bidirectional_attention", True)),
+    "attention": ("qwen3", lambda model: setattr(model.model.layers[1].self_attn, "is_causal", False)),
+}
+
+
+@pytest.mark.parametrize("name", TELLS)
+def test_attention_to_later_tokens_is_refused_wherever_it_is_said_and_whenever(name: str) -> None:
+    """Though the model was known before, and in the midst of a session."""
+    model_type, say = TELLS[name]
+    model = copy.deepcopy(model_with_images("llava") if model_type == "llava" else tiny_model(model_type))
+    served, ids = HFModel(model), torch.tensor([prompt(1, 40)])
+    cache = compose(served.config, memory="4MiB")
+    told = r"attends to later tokens too \(is_causal, use_bidirectional_attention\).*Use a causal model"
+    right = model(ids).logits
+    with session(cache, model, ids) as opened, torch.no_grad():
+        model(ids[:, :20], past_key_values=opened.cache)
+        if name == "attention":
+            say(model)
+            with pytest.raises(CompositionError, match=told):
+                model(ids[:, 20:], past_key_values=opened.cache)
+    say(model)
+    assert name in ("attention", "config alone") or not torch.equal(model(ids).logits[:, :20], right[:, :20])
+    for ask in (
+        lambda: session(cache, served, ids).__enter__(),
+        lambda: session(cache, model, ids),
+        lambda: HFModel(model),
+    ):
+        with pytest.raises(CompositionError, match=told):
+            ask()
 
 
 def split(name: str, cuts: tuple[int, ...]) -> float:
