@@ -325,6 +325,14 @@ class Cache:
             self._history.poll()
         core.leave("poll")
 
+    def take_over(self) -> None:
+        """Let the calling thread drive the cache from now on; debug mode then refuses the one that did.
+
+        Threads must take turns: no other one is in an operation.
+        """
+        if self._core.watcher is not None:
+            self._core.watcher.take_over()
+
     # ------------------------------------------------------------ telling
     def pool(self, component: str) -> Pool:
         """The pool of a component: its tensors are ``pool.buffers``."""

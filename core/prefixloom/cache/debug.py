@@ -45,7 +45,7 @@ class Debug:
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self._thread = threading.get_ident()
+        self.take_over()
         self.leases: WeakSet[Hold] = WeakSet()
         self._race = Race()
         self.checks = 0
@@ -53,7 +53,13 @@ class Debug:
     # ------------------------------------------------------------ events
     def enter(self) -> None:
         if threading.get_ident() != self._thread:
-            raise ProtocolError("one thread drives a cache; this call came from another (use completions instead)")
+            raise ProtocolError(
+                "one thread drives a cache; this call came from another (use completions instead, or let threads take "
+                "turns with take_over)"
+            )
+
+    def take_over(self) -> None:
+        self._thread = threading.get_ident()
 
     def leased(self, lease: Hold) -> None:
         lease.made_at = call_site()

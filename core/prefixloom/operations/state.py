@@ -524,6 +524,9 @@ class Watcher(Protocol):
     def enter(self) -> None:
         """An operation begins."""
 
+    def take_over(self) -> None:
+        """The calling thread drives the cache from now on."""
+
     def check(self, operation: str) -> None:
         """``operation`` has ended: all invariants must hold."""
 

@@ -41,6 +41,8 @@ class PooledCache(TransformersCache):
         self._entered: States | None = None
         """The states of the layer that was the last to read or write its own in this pass."""
         self._length = 0
+        self.outgrown = False
+        """Whether the sequence may grow so long that what is cached of it does not fit any more (``rope``)."""
         _check_entries(self._pages)
 
     @property
@@ -96,6 +98,13 @@ class PooledCache(TransformersCache):
             pages.seen = length
 
     # ------------------------------------------------------------ what models call
+    def __bool__(self) -> bool:
+        """Asked by Phi's code alone: past its original length it gives up a cache that is true, and computes all again.
+
+        Others ask whether a cache is None.
+        """
+        return self.outgrown
+
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """As in transformers, but also correct where no layer counts tokens because all are recurrent."""
         if not self._pages:

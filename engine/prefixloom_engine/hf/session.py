@@ -5,16 +5,19 @@
 
 What hits, on the device or in a tier below, is not computed again, and what was computed is published at the end. While
 the session is open, two hooks on the model run before and after each of its forward passes over ``s.cache``: the first
-reserves slots, the second commits.
+reserves slots, the second commits. Sessions in several threads take turns at their cache, pass by pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
-from threading import Lock, get_ident
+import copy
+import time
+import warnings
+from collections.abc import Callable, Mapping, Set
+from threading import Condition, Lock, Thread, current_thread
 from types import TracebackType
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakMethod, ref
 
 import attrs
 import torch
@@ -37,11 +40,59 @@ OTHER_INPUTS = frozenset({
     "output_attentions", "output_hidden_states", "output_router_logits",
 })  # fmt: skip
 """What it may be given that changes nothing of what is cached. Anything else is refused, whatever its type."""
-ONE_THREAD = "one thread drives a cache"
-INSTEAD = "Open the sessions of a cache in one thread, or let prefixloom's engine batch the requests"
-_opening = Lock()
-_threads: WeakKeyDictionary[Cache, list[int]] = WeakKeyDictionary()
-"""By cache: the thread of each session that is open."""
+STORE_POLL_SECONDS = 0.001
+"""How long a session that waits for a store waits before it asks again."""
+DEAD_POLL_SECONDS = 1.0
+"""How often a thread that waits for its turn looks whether the one before it is still alive."""
+
+
+class CacheTurn:
+    """One thread at a time drives a cache: its sessions take this for a whole pass, or to open and to end."""
+
+    def __init__(self, cache: Cache) -> None:
+        self._cache = ref(cache)
+        self._changed = Condition()
+        self._thread: Thread | None = None
+
+    def take(self) -> None:
+        with self._changed:
+            while self._thread not in (None, current_thread()) and self._thread.is_alive():
+                self._changed.wait(DEAD_POLL_SECONDS)
+            self._thread = current_thread()
+        cache = self._cache()
+        assert cache is not None
+        cache.take_over()
+
+    def give(self) -> None:
+        with self._changed:
+            if self._thread is current_thread():
+                self._thread = None
+                self._changed.notify_all()
+
+    def __enter__(self) -> None:
+        self.take()
+
+    def __exit__(self, *error: object) -> None:
+        self.give()
+
+
+_making = Lock()
+_turns: WeakKeyDictionary[Cache, CacheTurn] = WeakKeyDictionary()
+
+
+def _hook(method: Callable[..., Any], count: int) -> Callable[..., Any]:
+    """Make a hook of a session's method, which takes ``count`` arguments.
+
+    It does not keep the session, and a copy of the model gets no copy of the session with it. If another thread has
+    removed the hook while torch was about to call it, torch leaves out the keyword arguments.
+    """
+    held = WeakMethod(method)
+
+    def hook(*args: Any) -> Any:
+        alive = held()
+        return alive(*args) if alive is not None and len(args) == count else None
+
+    return hook
 
 
 class Session:
@@ -57,7 +108,7 @@ class Session:
     ready: int
 
     def __init__(self, cache: Cache, model: Any, ids: Any, *, namespace: str, label: str, chunk: int | None) -> None:
-        self._hf = model if isinstance(model, HFModel) else HFModel(model)
+        self._hf = copy.copy(model) if isinstance(model, HFModel) else HFModel(model)  # it remembers what it was asked
         refuse_generation(self._hf.model)
         self._runner = self._hf.bind(cache)
         self._pool = cache
@@ -77,62 +128,68 @@ class Session:
         self._hooks: list[Any] = []
         self._step: Any = None
         self._rows: Rows | None = None
-        self._used = False
+        self._used = self._passed = False
+        with _making:
+            self._turn = _turns.setdefault(cache, CacheTurn(cache))
         self._identity: Identity | None = None
         self.cache = self._runner.pooled
+        self.cache.outgrown = self._runner.rope is not None and not self._regime
 
     # ------------------------------------------------------------ with
     def __enter__(self) -> Session:
         if self._used:
             raise ProtocolError("a session is used once: open another one")
         self._used = True
-        with _opening:
-            threads = _threads.setdefault(self._pool, [])
-            if any(thread != get_ident() for thread in threads):
-                raise ProtocolError(f"{ONE_THREAD}, and another one has a session open on it. {INSTEAD}")
-            threads.append(get_ident())
-        self._thread = get_ident()
+        with self._turn:
+            identity = self._identity = self._pool.identity = self._hf.identity
+            namespace = attrs.evolve(identity, positions=self._regime).namespace(self._namespace)
+            self.sequence = self._pool.open(
+                self._ids, leave=1, namespace=namespace, label=self._label, extra=self._images.extra
+            )
         try:
             self._open()
         except BaseException:
-            threads.remove(self._thread)
+            self._end(well=False)
             raise
+        self._passed = False
         return self
 
     def _open(self) -> None:
-        identity = self._identity = self._pool.identity = self._hf.identity
-        namespace = attrs.evolve(identity, positions=self._regime).namespace(self._namespace)
-        self.sequence = self._pool.open(
-            self._ids, leave=1, namespace=namespace, label=self._label, extra=self._images.extra
-        )
-        try:
-            self.sequence.restore()
-            self.ready = self.sequence.ready
-            self.cache.continue_from(self.ready)
-            module = self._hf.model
-            self._hooks = [
-                module.register_forward_pre_hook(self._before, prepend=True, with_kwargs=True),
-                module.register_forward_hook(self._after, with_kwargs=True, always_call=True),
-            ]
-            self._prefill()
-        except BaseException:
-            self._end(well=False)
-            raise
+        with self._turn:
+            restored = self.sequence.restore()
+        while not restored.over:
+            time.sleep(STORE_POLL_SECONDS)
+            with self._turn:
+                self._pool.poll()
+        self.ready = self.sequence.ready
+        self.cache.continue_from(self.ready)
+        module = self._hf.model
+        self._hooks = [
+            module.register_forward_pre_hook(_hook(self._before, 3), prepend=True, with_kwargs=True),
+            module.register_forward_hook(_hook(self._after, 4), with_kwargs=True, always_call=True),
+        ]
+        self._prefill()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._check_thread()
-        try:
-            self._end(well=kind is None)
-        finally:
-            _threads[self._pool].remove(self._thread)
+        self._end(well=kind is None)
+        if kind is None and not self._passed:
+            warnings.warn(
+                f"a session ended without any pass over its cache, so nothing was reused and no answer is kept: give "
+                f"generate {self._runner.cache_name}=s.cache",
+                stacklevel=2,
+            )
 
     def _end(self, well: bool) -> None:
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
-        try:
-            self._abandon()
-        finally:
+        with self._turn:
+            for hook in self._hooks:
+                hook.remove()
+            self._hooks = []
+            try:
+                self._abandon()
+                self._check_model(well and self._hf.written())
+            except BaseException:
+                self.sequence.abort()
+                raise
             if well:
                 self.sequence.close()
             else:
@@ -168,7 +225,18 @@ class Session:
             if any(each is self.cache for each in (*args, *kwargs.values())):
                 raise InputError(f"a model of {type(module).__name__} takes its cache as {self._runner.cache_name}=")
             return None
-        self._check_thread()
+        self._turn.take()
+        try:
+            return self._begin(module, args, kwargs)
+        finally:
+            if self._step is None:
+                self._turn.give()
+
+    def _begin(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not self._hooks or module is not self._hf.model:
+            return None  # it has just ended, or this is a copy of its model: the layers refuse the pass
+        first, self._passed = not self._passed, True
+        self._check_model(self._hf.recoded() or (first and self._hf.written()))
         self._check_copies()
         given = self._without_computed({**dict(zip(self._runner.input_names, args, strict=False)), **kwargs})
         given = self._without_images(given)
@@ -192,13 +260,19 @@ class Session:
         """The hook after the model's forward: commit the pass and publish a state; if the model raised, abandon it."""
         if kwargs.get(self._runner.cache_name) is not self.cache or self._step is None:
             return
+        try:
+            self._commit(output)
+        finally:
+            self._turn.give()
+
+    def _commit(self, output: Any) -> None:
         if output is None:
             self._abandon()
             return
         try:
             assert self._rows is not None
             self.cache.check(self._rows)
-            self._check_model()
+            self._check_model(self._hf.changed())
         except BaseException:
             self._abandon()
             raise
@@ -211,16 +285,13 @@ class Session:
         if self._stateful and at % self._page == 0 and (self._every_boundary or at <= self._prompt):
             self.sequence.publish()
 
-    def _check_thread(self) -> None:
-        if get_ident() != self._thread:
-            raise ProtocolError(f"{ONE_THREAD}, and this session was opened in another one. {INSTEAD}")
-
-    def _check_model(self) -> None:
-        """Raise if the pass was not computed by the model that the session was opened with."""
-        if self._hf.changed() and (self._hf.model.training or self._hf.identity != self._identity):
+    def _check_model(self, changed: bool) -> None:
+        """If the model may have changed, raise unless it is the one that the session was opened with."""
+        if changed and (self._hf.model.training or self._hf.identity != self._identity):
             raise ProtocolError(
-                "the model's weights, adapters or mode have changed since this session was opened, so what it would "
-                "compute does not continue what it has. Open another session"
+                "the model's weights, adapters, hooks or mode have changed since this session was opened, so what it "
+                "would compute does not continue what it has. Open another session. An adapter for one call "
+                "(adapter_names=) is a hook: activate it with set_adapter before the session is opened"
             )
 
     def _check_copies(self) -> None:
@@ -281,8 +352,7 @@ class Session:
     def _name_tokens(self, given: Mapping[str, Any]) -> tuple[int, int]:
         """Return where this pass starts and how many tokens it has; append its new tokens to the sequence's key."""
         start = self.sequence.committed
-        _refuse_inputs_outside_the_key(self._hf.model, given, start)
-        _refuse_other_mask(given.get("attention_mask"), start, given["input_ids"].shape[1], self._runner.cache_name)
+        _refuse_inputs_outside_the_key(self._hf.model, given, start, self._runner.cache_name)
         if self._runner.rope is not None:
             self._runner.rope.check(self._regime, start + given["input_ids"].shape[1])
         tokens = given["input_ids"][0].tolist()
@@ -304,7 +374,7 @@ class Session:
         return start, len(tokens)
 
 
-def _refuse_inputs_outside_the_key(model: Any, given: Mapping[str, Any], start: int) -> None:
+def _refuse_inputs_outside_the_key(model: Any, given: Mapping[str, Any], start: int, cache_name: str) -> None:
     """Refuse a pass in which the entry of a token depends on more than the token's id and those before it."""
     ids = given.get("input_ids")
     if ids is None:
@@ -318,6 +388,7 @@ def _refuse_inputs_outside_the_key(model: Any, given: Mapping[str, Any], start: 
         raise InputError("a session cannot be differentiated through: call the model under torch.no_grad()")
     refuse_autocast(ids.device.type)
     refuse_pass_without_cache(given)
+    _refuse_other_mask(given.get("attention_mask"), start, ids.shape[1], cache_name)
     for name, value in given.items():
         if name in CHECKED_INPUTS or name in OTHER_INPUTS or value is None:
             continue
@@ -351,9 +422,22 @@ def _refuse_other_mask(mask: Any, start: int, count: int, cache_name: str) -> No
             f"the whole ids, those of this session included"
         )
     raise InputError(
-        "a session's attention_mask must be all ones: leave padding out. Where ids have the pad token in them, "
-        "generate makes a mask that hides it; pass torch.ones_like(ids) then"
+        f"a session's attention_mask must be all ones, and this one {_described(mask)}. Where ids have the pad token "
+        f"in them, generate makes a mask that hides it; pass torch.ones_like(ids) then"
     )
+
+
+def _described(mask: Any) -> str:
+    """Say what is wrong with a mask, and what to do."""
+    if not isinstance(mask, Tensor) or mask.ndim != 2 or len(mask) != 1 or not bool(((mask == 0) | (mask == 1)).all()):
+        return f"is not one of ones and zeros of shape (1, n): {shown(mask)}"
+    hidden = (mask[0] == 0).nonzero()[:, 0].tolist()
+    count, total = len(hidden), mask.shape[1]
+    if hidden == list(range(count)):
+        return f"has left padding, its first {count} places: leave it out, with ids[:, {count}:] as the session's ids"
+    if hidden == list(range(total - count, total)):
+        return f"has right padding, its last {count} places: leave it out, with ids[:, :-{count}] as the session's ids"
+    return f"has holes, {count} places from {hidden[0]} to {hidden[-1]}: open the session with the ids that it leaves"
 
 
 def _refuse_other_positions(name: str, positions: Any, start: int, end: int) -> None:

@@ -402,8 +402,8 @@ def test_models_of_other_types_are_served_with_tokens_only() -> None:
     with pytest.raises(InputError, match=r"pixel_values, and a model of type 'llama' is served with tokens only"):
         session(served.cache, served.hf, {"input_ids": [5, 6], "pixel_values": torch.zeros(1)})
     inputs = {"attention_mask": torch.ones(1, 2), "token_type_ids": torch.zeros(1, 2)}
-    with session(served.cache, served.hf, {"input_ids": [5, 6], **inputs}) as s:
-        assert s.ready == 0
+    with session(served.cache, served.hf, {"input_ids": [5, 6], **inputs}) as s, torch.no_grad():
+        served.model(torch.tensor([[5, 6]]), past_key_values=s.cache)
 
 
 def test_generate_cannot_be_given_other_images_than_its_session(name: str) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,9 +21,11 @@ from prefixloom import CapacityError, CompositionError, InputError, ProtocolErro
 from prefixloom_engine import Engine, Request
 from prefixloom_engine.hf import HFModel, session
 from prefixloom_hicache import HostTier
+from prefixloom_hicache.file_store.backend import FileBackend
 from tests.support.hf_models import MATRIX, Served, distance, figure, model_of, prompt
 from tests.support.hf_tiny import tiny_model
 from tests.support.sampling import sampled
+from tests.support.stores import write_out
 
 EACH = pytest.mark.parametrize("name", MATRIX)
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -114,6 +119,24 @@ def test_a_conversation_that_left_the_device_comes_back_from_the_host(name: str)
     assert served.cache.stats().tier.restored_tokens == expected
 
 
+@pytest.mark.parametrize("name", ["llama", "lfm3"])
+@pytest.mark.parametrize("fetch", ["wait", "timeout", "best_effort"])
+def test_a_session_after_a_restart_waits_for_the_store_as_long_as_its_tier_says(
+    fetch: Any, name: str, tmp_path: Path
+) -> None:
+    ids, model = ids_of(prompt(3, 150)), {"model": name, "weights": "1"}
+    for hit in (0, 0 if fetch == "best_effort" else 144):
+        tier = HostTier(TierManifest(memory="8MiB"), identity=model, fetch=fetch, fetch_base=60.0)
+        served = Served(name, plugins=[tier])
+        tier.attach(FileBackend(tmp_path / "store", 1 << 28))
+        served.cache.poll()
+        with session(served.cache, served.model, ids) as s:
+            assert s.ready == hit
+            assert generated(served.model, ids, 4, s.cache) == generated(served.model, ids, 4)
+        write_out(served.cache)
+        tier.detach()
+
+
 @pytest.mark.parametrize("name", ["llama", "qwen3_next"])
 def test_what_was_computed_from_a_copy_that_failed_is_not_answered(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A single token is asked for: there is no further pass to which the cache could say so."""
@@ -198,14 +221,14 @@ class Broken(Exception):
     pass
 
 
-def breaking(at: int) -> Any:
+def breaking(at: int, error: type[BaseException] = Broken) -> Any:
     """A hook that raises in the ``at``-th pass."""
     passes = []
 
     def hook(module: Any, args: Any, output: Any) -> None:
         passes.append(1)
         if len(passes) == at:
-            raise Broken
+            raise error
 
     return hook
 
@@ -235,29 +258,32 @@ def test_an_exception_in_the_block_publishes_nothing_more(served: Served) -> Non
 
 def test_a_pass_that_failed_may_be_repeated_where_nothing_recurs(served: Served) -> None:
     ids = ids_of(prompt(11, 40))
+    handle = served.model.model.layers[1].register_forward_hook(breaking(3))
     with session(served.cache, served.model, ids) as s:
-        handle = served.model.model.layers[1].register_forward_hook(breaking(3))
         with pytest.raises(Broken):
             generated(served.model, ids, 8, s.cache)
-        handle.remove()
         assert s.cache.get_seq_length() == 41
         so_far = generated(served.model, ids, 1)
         other = ids_of([*so_far, 5])  # something else than what the failed pass was given
         out = generated(served.model, other, 10, s.cache)
         assert out == generated(served.model, other, 10)
-    assert served.cache.peek(out) == 48  # under the names of what was computed, and not of what was given up
+        namespace = s.sequence.namespace
+    handle.remove()
+    assert (
+        served.cache.peek(out, namespace=namespace) == 48
+    )  # under the names of what was computed, and not of what was given up
 
 
 def test_a_state_that_a_failed_pass_may_have_written_is_not_gone_on_from() -> None:
     served, ids = Served("lfm3"), ids_of(prompt(11, 40))
+    handle = served.model.model.layers[1].register_forward_hook(breaking(3))
     with pytest.raises(ProtocolError, match="may have written half a state"):  # noqa: SIM117
         with session(served.cache, served.model, ids) as s:
-            handle = served.model.model.layers[1].register_forward_hook(breaking(3))
             with pytest.raises(Broken):
                 generated(served.model, ids, 8, s.cache)
-            handle.remove()
             so_far = generated(served.model, ids, 2)
             generated(served.model, ids_of(so_far), 6, s.cache)
+    handle.remove()
     served.settled()
 
 
@@ -305,18 +331,23 @@ def test_several_answers_at_once_are_refused(served: Served, options: dict[str, 
 
 def test_an_assistant_is_refused(served: Served) -> None:
     ids = ids_of(prompt(18, 40))
-    with (
-        session(served.cache, served.model, ids) as s,
-        pytest.raises(ProtocolError, match="engine speculates"),
-    ):
+    with pytest.raises(ProtocolError, match="engine speculates"), session(served.cache, served.model, ids) as s:
         generated(served.model, ids, 4, s.cache, prompt_lookup_num_tokens=2)
 
 
 @pytest.mark.parametrize(
     ("more", "told"),
     [
-        ({"attention_mask": torch.tensor([[0] * 3 + [1] * 37])}, "attention_mask must be all ones: leave padding out"),
-        ({"attention_mask": torch.zeros(1, 1, 40, 40)}, "attention_mask must be all ones"),
+        ({"attention_mask": torch.tensor([[0] * 3 + [1] * 37])}, r"left padding, its first 3 places.*ids\[:, 3:\]"),
+        ({"attention_mask": torch.tensor([[1] * 36 + [0] * 4])}, r"right padding, its last 4 places.*ids\[:, :-4\]"),
+        (
+            {"attention_mask": torch.tensor([[1, 1, 0, 1, 0] * 8])},
+            "has holes, 16 places from 2 to 39: open the session",
+        ),
+        (
+            {"attention_mask": torch.zeros(1, 1, 40, 40)},
+            "attention_mask must be all ones.*is not one of ones and zeros",
+        ),
         ({"token_type_ids": torch.ones(1, 40, dtype=torch.long)}, "this pass has token_type_ids as well"),
         ({"input_ids": None, "inputs_embeds": torch.zeros(1, 40, 32).double()}, "this pass has none: inputs_embeds"),
         ({"position_ids": torch.arange(3, 43)[None]}, "position_ids from 3 to 42, and its tokens are at 0 to 39"),
@@ -419,11 +450,23 @@ def test_a_part_of_the_model_or_another_model_is_refused(served: Served) -> None
     ids = ids_of(prompt(20, 40))
     for other in (served.model.model, model_of("mistral")):
         with (
-            session(served.cache, served.model, ids) as s,
             torch.no_grad(),
             pytest.raises(ProtocolError, match=r"layer 0 was called outside of a pass.*called as a whole"),
+            session(served.cache, served.model, ids) as s,
         ):
             other(ids, past_key_values=s.cache)
+
+
+@pytest.mark.parametrize("name", ["llama", "lfm3", "mamba2"])
+def test_a_session_that_no_pass_was_given_says_so_and_what_to_give(name: str) -> None:
+    served, ids = Served(name), ids_of(prompt(21, 40))
+    told = rf"without any pass over its cache.*give generate {served.runner.cache_name}=s.cache"
+    with pytest.warns(UserWarning, match=told), session(served.cache, served.model, ids):
+        generated(served.model, ids, 2)
+    with session(served.cache, served.model, ids) as s:
+        served.model.generate(ids, max_new_tokens=2, **{served.runner.cache_name: s.cache})
+    with pytest.raises(Broken), session(served.cache, served.model, ids):
+        raise Broken
 
 
 def test_a_session_that_is_over_or_was_used_is_refused(served: Served) -> None:
@@ -459,50 +502,88 @@ def test_ids_that_are_no_conversation_are_refused(served: Served, ids: Any, told
 
 def test_a_session_takes_the_first_and_the_last_token_of_a_vocabulary(served: Served) -> None:
     last = served.model.config.vocab_size - 1
-    with session(served.cache, served.model, [0, last]):
-        pass
+    session(served.cache, served.model, [0, last])
     with pytest.raises(InputError, match=f"the token {last + 1}: the model's are whole numbers from 0 to {last}"):
         session(served.cache, served.model, [0, last + 1])
 
 
 @pytest.mark.parametrize("what", ["reset", "reorder_cache", "batch_repeat_interleave", "batch_select_indices", "crop"])
 def test_what_pools_cannot_do_says_what_to_do_instead(served: Served, what: str) -> None:
-    with session(served.cache, served.model, [1, 2, 3]) as s:
-        arguments = () if what == "reset" else (1,)
-        with pytest.raises(ProtocolError, match=f"a cache over pools has no {what}: "):
-            getattr(s.cache, what)(*arguments)
+    arguments = () if what == "reset" else (1,)
+    with pytest.raises(ProtocolError, match=f"a cache over pools has no {what}: "):
+        getattr(session(served.cache, served.model, [1, 2, 3]).cache, what)(*arguments)
 
 
-def test_sessions_of_one_cache_belong_to_one_thread() -> None:
-    """One after the other they may be opened in any thread, and in one thread side by side."""
-    served, ids = Served("llama", debug=False), ids_of(prompt(3, 60))
-    told: list[BaseException] = []
+class InAnotherThread(threading.Thread):
+    """Runs a call, and raises what it raised when it is joined."""
 
-    def elsewhere(work: Any) -> None:
-        def run() -> None:
-            try:
-                work()
-            except BaseException as error:
-                told.append(error)
+    def __init__(self, call: Callable[[], Any]) -> None:
+        super().__init__(daemon=True)
+        self.call, self.error = call, None
+        self.start()
 
-        thread = threading.Thread(target=run)
-        thread.start()
-        thread.join()
+    def run(self) -> None:
+        try:
+            self.call()
+        except BaseException as error:
+            self.error = error
 
-    def whole() -> None:
+    def join(self, timeout: float | None = 60) -> None:
+        super().join(timeout)
+        assert not self.is_alive()
+        if self.error is not None:
+            raise self.error
+
+
+@pytest.mark.parametrize("served", ["llama", "lfm3"], indirect=True)
+def test_an_answer_that_another_thread_computes_is_streamed_to_the_one_that_opened_the_session(served: Served) -> None:
+    """As with TextIteratorStreamer, which ends at an error only if somebody ends it."""
+    ids = ids_of(prompt(22, 60))
+    right = generated(served.model, ids, 6)
+    for _ in range(2):
+        told: queue.Queue[int | None] = queue.Queue()
+
+        class Streamer:
+            put = staticmethod(lambda value, told=told: [told.put(int(each)) for each in value.flatten()])
+            end = staticmethod(lambda told=told: told.put(None))
+
         with session(served.cache, served.model, ids) as s:
-            assert generated(served.model, ids, 4, s.cache) == generated(served.model, ids, 4)
+            worker = InAnotherThread(lambda s=s: generated(served.model, ids, 6, s.cache, streamer=Streamer()))
+            streamed = list(iter(lambda told=told: told.get(timeout=60), None))
+            worker.join()
+        assert streamed == right
+    assert s.ready == 48
 
+
+def test_sessions_in_several_threads_take_turns_and_one_ends_in_another(served: Served) -> None:
+    """Each thread opens, computes and ends while others do: the cache is in debug mode, which refuses two at once."""
+    prompts = [ids_of(prompt(seed, 50)) for seed in range(4)]
+    right = [generated(served.model, ids, 6) for ids in prompts]
+    opened = session(served.cache, served.model, prompts[0]).__enter__()
+
+    def whole(at: int) -> None:
+        for _ in range(3):
+            with session(served.cache, served.model, prompts[at]) as s:
+                assert generated(served.model, prompts[at], 6, s.cache) == right[at]
+
+    threads = [InAnotherThread(lambda at=at: whole(at)) for at in (1, 2, 3)]
+    assert generated(served.model, prompts[0], 6, opened.cache) == right[0]
+    threads.append(InAnotherThread(lambda: opened.__exit__(None, None, None)))
+    for thread in threads:
+        thread.join()
+    served.cache.take_over()
+    assert [served.cache.peek(answer) for answer in right] == [48] * 4
+    with pytest.raises(ProtocolError, match=r"one thread drives a cache.*take_over"):
+        InAnotherThread(lambda: served.cache.peek(right[0])).join()
+
+
+def test_a_thread_that_died_in_a_pass_keeps_nobody_from_the_cache(served: Served) -> None:
+    """Its session ends without the hook after the pass: torch calls none for an exception that is no Exception."""
+    ids = ids_of(prompt(23, 50))
+    right = generated(served.model, ids, 6)
+    handle = served.model.model.layers[1].register_forward_hook(breaking(2, SystemExit))
+    with pytest.raises(SystemExit), session(served.cache, served.model, ids) as s:
+        InAnotherThread(lambda: generated(served.model, ids, 6, s.cache)).join()
     with session(served.cache, served.model, ids) as s:
-        elsewhere(whole)
-        elsewhere(lambda: generated(served.model, ids, 4, s.cache))
-        elsewhere(lambda: s.__exit__(None, None, None))
-        whole()
-        assert generated(served.model, ids, 4, s.cache) == generated(served.model, ids, 4)
-    said = ["another one has a session open on it", *["this session was opened in another one"] * 2]
-    assert [type(each) for each in told] == [ProtocolError] * 3
-    assert all(words in str(each) for words, each in zip(said, told, strict=True))
-    elsewhere(whole)
-    whole()
-    assert len(told) == 3
-    served.settled()
+        assert generated(served.model, ids, 6, s.cache) == right
+    handle.remove()
