@@ -102,6 +102,7 @@ class Setup:
     own: dict[str, int] = field(default_factory=dict)
     lent: bool = False
     kind: type[Component] = Component
+    shares: dict[str, float] | None = None
 
     @property
     def unit(self) -> int:
@@ -135,6 +136,7 @@ class Setup:
             page_size=self.page,
             capacity=capacity,
             policy=self.policy,
+            shares=self.shares,
             max_rewind=self.max_rewind,
             slots="lent" if self.lent else "own",
             debug=DEBUG,
@@ -236,6 +238,12 @@ def setups() -> dict[str, Setup]:
         ),
         "path that keeps victims": make(parts(Path()), kind=Choosy),
         "path, window and point that keep victims": make(parts(Path(), Window(9), Point()), kind=Choosy, slots=9),
+        "path, window and point of several owners": make(
+            parts(Path(), Window(9), Point()), slots=9, policy="priority", shares={"a": 2}
+        ),
+        "sinks and checkpoints of several owners that keep victims": make(
+            parts(Sinks(3) | Window(8), Point(), b={"checkpoint_every": 4}), kind=Choosy, slots=12, shares={}
+        ),
         "everything": make(
             parts(Path(), Window(9), Point(), Chunk(8), Sinks(4) | Window(5), Strided(), d={"page_size": 2}),
             tokens=80, slots=9,

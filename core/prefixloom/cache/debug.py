@@ -7,10 +7,12 @@ nothing. A broken invariant is an ``InvariantError`` that names the operation af
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Sequence as Many
 from typing import Any
 from weakref import WeakSet
 
+from ..contract.shares import SharedQueue, owner_of
 from ..device.handles import call_site
 from ..device.pool import Pool, Stage, present
 from ..device.race import Race
@@ -20,7 +22,7 @@ from ..operations.state import Core, Hold, Running
 from ..tree.keys import numbers_in
 from ..tree.lane import Lane
 from ..tree.partial_lane import PartialLane
-from ..tree.radix import Node
+from ..tree.radix import Node, Root
 from ..tree.scatter_lane import ScatterLane
 
 Rows = Many[tuple[Running, int, int]]
@@ -149,6 +151,8 @@ class Debug:
                 self._check_queue(lane, nodes)
             for host in self._core.shape.all_lanes[len(self._core.shape.lanes) :]:
                 self._check_owners(host, nodes)
+            for lane in self._core.shape.all_lanes:
+                self._check_shares(lane, nodes)
             if self._core.below is not None:
                 self._core.below.check(nodes)
             self._check_anchors(nodes)
@@ -278,6 +282,19 @@ class Debug:
                 leased += len(lane.slots_of(cell))
         if leased != lane.leased:
             raise InvariantError(f"{lane.name}: {leased} pages are covered, the books say {lane.leased}")
+
+    def _check_shares(self, lane: Lane, nodes: list[Node]) -> None:
+        if not isinstance(lane.queue, SharedQueue):
+            return
+        held: Counter[str] = Counter()
+        for node in nodes:
+            root = node
+            while root.parent is not None:
+                root = root.parent
+            assert isinstance(root, Root)
+            held[owner_of(root.namespace)] += len(lane.slots_of(node.cells[lane.index]))
+        if held != lane.queue.held or sum(lane.queue.standing.values()) != len(list(lane.queue)):
+            raise InvariantError(f"{lane.name}: owners keep {dict(held)}, and their shares say {dict(lane.queue.held)}")
 
     def _check_queue(self, lane: Lane, nodes: list[Node]) -> None:
         if strays := lane.strays():

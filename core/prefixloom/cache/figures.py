@@ -1,7 +1,7 @@
 """Figures: what a cache counts and measures, by name and label, for whatever shows it: Prometheus, a page, a log.
 
-The names begin with ``prefixloom:``. Labels are components, tiers, causes and reasons: there are few of each, and none
-of them comes from a prompt or from a client.
+The names begin with ``prefixloom:``. Labels are components, tiers, causes, reasons and, with ``shares``, owners: there
+are few of each, and none of them comes from a prompt or from a client.
 """
 
 from __future__ import annotations
@@ -61,6 +61,11 @@ def figures_of(stats: CacheStats, history: History | None) -> list[Figure]:
         _by_component(stats, "evicted_pages", "counter", "pages (states) evicted from the device",
                       lambda each: each.evicted),
     ]  # fmt: skip
+    if stats.owners:
+        found.append(Figure("prefixloom:owner_pages", "gauge", "pages (states) in the tree, by owner", tuple(
+            ((("owner", owner), ("tier", tier), ("component", name)), float(pages))
+            for owner, tiers in stats.owners.items() for tier, held in tiers.items() for name, pages in held.items()
+        )))  # fmt: skip
     if stats.tier is not None:
         found += _of_tier(stats)
     return found if history is None else [*found, *_of_history(history)]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import attrs
 
+from ..contract.shares import SharedQueue
 from ..operations.state import Core
 from ..operations.tier_answers import TierStats
 from ..tree.lane import Lane
@@ -74,6 +75,8 @@ class CacheStats:
     tier: TierStats | None = None
     new_tokens: int = 0
     """Tokens of opened sequences that the keys did not agree with, up to the deepest boundary that was asked for."""
+    owners: Mapping[str, Mapping[str, Mapping[str, int]]] = {}
+    """By owner, tier and component, the pages (states) in the tree; of a cache without ``shares`` nothing."""
 
     def __str__(self) -> str:
         rate = f"{self.hit_tokens / self.asked_tokens:.0%}" if self.asked_tokens else "nothing asked yet"
@@ -108,7 +111,17 @@ def cache_stats(core: Core) -> CacheStats:
         sizing=core.shape.composition.sizing,
         tier=None if core.below is None else core.below.stats(),
         new_tokens=counts.new_tokens,
+        owners=_owners(core),
     )
+
+
+def _owners(core: Core) -> dict[str, dict[str, dict[str, int]]]:
+    found: dict[str, dict[str, dict[str, int]]] = {}
+    for lane in core.shape.all_lanes:
+        if isinstance(lane.queue, SharedQueue):
+            for owner, pages in lane.queue.held.items():
+                found.setdefault(owner, {}).setdefault(lane.tier, {})[lane.name] = pages
+    return found
 
 
 def _component(lane: Lane, missed: int) -> ComponentStats:

@@ -8,6 +8,7 @@ is known here.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -71,6 +72,7 @@ def compose(
     slots: Slots = "own",
     tensors: Mapping[str, Mapping[str, object]] | None = None,
     policy: str | EvictionPolicy = "lru",
+    shares: Mapping[str, float] | None = None,
     admission: str | AdmissionPolicy = "all",
     max_rewind: int | None = None,
     debug: bool | None = None,
@@ -100,6 +102,9 @@ def compose(
     ``tensors``     memory that somebody else has, in place of the cache's own: by component and buffer a tensor
                     (layers, slots, ...), or one (slots, ...) for each layer
     ``policy``      the order of eviction: the name of a policy, built in or installed, or an EvictionPolicy
+    ``shares``      by owner, its part of every pool of every tier where others want it too; who is not there has 1. The
+                    owner of a namespace is what its name has before the first slash. Room is made of what the owner has
+                    that keeps most for its share. None: all namespaces are one owner's
     ``admission``   which states the tree takes, for components that have no policy of their own: the name of a policy,
                     built in ("all", "branch-and-last") or installed, or an AdmissionPolicy
     ``max_rewind``  committed, unpublished tokens that a sequence may take back (default: the profile's, or 0)
@@ -113,8 +118,8 @@ def compose(
     registry = default_registry() if registry is None else registry
     composition = negotiate(
         model, page_size=page_size, capacity=capacity, memory=memory, traffic=traffic, max_running=max_running,
-        device=device, layout=layout, slots=slots, policy=policy, admission=admission, max_rewind=max_rewind,
-        debug=debug, tracing=tracing, serve=serve, plugins=plugins, registry=registry,
+        device=device, layout=layout, slots=slots, policy=policy, shares=shares, admission=admission,
+        max_rewind=max_rewind, debug=debug, tracing=tracing, serve=serve, plugins=plugins, registry=registry,
     )  # fmt: skip
     return build(composition, registry, tensors)
 
@@ -131,6 +136,7 @@ def negotiate(
     layout: Layout = "layer_first",
     slots: Slots = "own",
     policy: str | EvictionPolicy = "lru",
+    shares: Mapping[str, float] | None = None,
     admission: str | AdmissionPolicy = "all",
     max_rewind: int | None = None,
     debug: bool | None = None,
@@ -151,6 +157,8 @@ def negotiate(
     page = tree_page(candidates, pages, asked_page)
     rewind = rewind_depth(candidates, profile.max_rewind if max_rewind is None else max_rewind)
     eviction = _checked(_chosen(policy, EvictionPolicy, BUILT_IN, registry.policy, "policy"))
+    if shares is not None:
+        eviction = attrs.evolve(eviction, shares=_checked_shares(shares))
     admissions = _admissions(candidates, admission, registry)
     mix = _traffic(traffic, max_running)
     demands = {c.name: _demand(c, pages[c.name], mix, rewind, layout) for c in candidates}
@@ -277,6 +285,15 @@ def _admissions(candidates: Sequence[Candidate], common: object, registry: Regis
         for c in candidates
         if c.unit == "boundary"
     }
+
+
+def _checked_shares(shares: object) -> Mapping[str, float]:
+    if not isinstance(shares, Mapping):
+        raise CompositionError(f"shares are a mapping from owners to numbers above 0, got {shares!r}")
+    for owner, share in shares.items():
+        if owner.__class__ is not str or share.__class__ not in (int, float) or not 0 < share < math.inf:
+            raise CompositionError(f"shares are a mapping from owners to numbers above 0, got {owner!r}: {share!r}")
+    return dict(shares)
 
 
 def _checked(policy: EvictionPolicy) -> EvictionPolicy:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import heapq
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import attrs
 
 from ..errors import CompositionError
-from .queues import BucketQueue, Link, ListQueue, MruQueue, Queue, SlruQueue
+from .queues import BucketQueue, Link, ListQueue, MruQueue, PriorityQueue, Queue, SlruQueue
+from .shares import SharedQueue
 
 log = logging.getLogger("prefixloom")
 
@@ -230,13 +232,15 @@ class WatchedQueue(ListQueue):
 class EvictionPolicy:
     """An order of eviction: ``make`` returns a queue, or ``key`` is a function of a ``Use`` (lowest evicted first).
 
-    ``make_states`` returns the queue of a component of states, if that is another one than ``make`` returns.
+    ``make_states`` returns the queue of a component of states, if that is another one than ``make`` returns. ``shares``
+    are those of ``compose``: then each owner has a queue of its own.
     """
 
     name: str
     key: Callable[[Use], Any] | None = None
     make: Callable[[], Queue] | None = None
     make_states: Callable[[], Queue] | None = None
+    shares: Mapping[str, float] | None = None
 
     def queue(self, *, states: bool = False) -> Queue:
         """Make the queue of one component. ``states``: its cells are states, of one slot each, and not pages."""
@@ -256,7 +260,7 @@ BUILT_IN: dict[str, EvictionPolicy] = {
         EvictionPolicy("mru", make=MruQueue),
         EvictionPolicy("slru", make=SlruQueue),
         EvictionPolicy("lfu", make=lambda: BucketQueue(lambda cell, uses: uses)),
-        EvictionPolicy("priority", make=lambda: BucketQueue(lambda cell, uses: int(cell.node.priority))),
+        EvictionPolicy("priority", make=PriorityQueue),
         EvictionPolicy("fifo", key=lambda use: use.born),
     )
 }
@@ -270,7 +274,9 @@ def missing_methods(queue: object) -> list[str]:
 
 def serving(policy: EvictionPolicy, *, states: bool = False) -> Queue:
     """Make the queue of one component, of states or of pages. It keeps working even if a third-party policy fails."""
-    if any(policy is ours for ours in BUILT_IN.values()):
+    if policy.shares is not None:
+        return SharedQueue(partial(serving, attrs.evolve(policy, shares=None), states=states), policy.shares)
+    if policy in BUILT_IN.values():
         return policy.queue()
     try:
         queue = policy.queue(states=states)

@@ -70,7 +70,22 @@ class Queue:
         self.remove(cell)
         self.add(cell)
 
-    # Debug mode alone uses what follows, and only of the queues that this project defines.
+    # The core alone uses what follows, and only of the queues that this project defines.
+    def before(self) -> Queue:
+        """Make the queue of what is evicted before all that stands here."""
+        return ListQueue()
+
+    def due(self) -> Iterable[Any]:
+        """What stands in the queue, in the order in which it is evicted; for queues that ``before`` makes."""
+        return self
+
+    def count(self, namespace: str, pages: int) -> None:
+        """Note that the tree has so many pages (or states) more of ``namespace``."""
+
+    def going(self, cell: Any, pages: int) -> None:
+        """Note that a cell that was popped goes soon, with so many pages, unless it is added again."""
+
+    # Debug mode alone uses what follows.
     def __iter__(self) -> Iterator[Any]:
         """What stands in the queue, in any order."""
         raise NotImplementedError
@@ -263,7 +278,7 @@ class SlruQueue(SortedQueue):
 class _Bucket(ListQueue):
     __slots__ = ("rank",)
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: Any) -> None:
         super().__init__()
         self.rank = rank
 
@@ -276,22 +291,24 @@ class BucketQueue(SortedQueue):
 
     __slots__ = ("_buckets", "_rank", "_ranks")
 
-    def __init__(self, rank: Callable[[Any, int], int]) -> None:
+    def __init__(self, rank: Callable[[Any, int], Any]) -> None:
         super().__init__()
         self._rank = rank
-        self._buckets: dict[int, _Bucket] = {}
-        self._ranks: list[int] = []  # a heap; a rank may stand in it after its bucket has gone
+        self._buckets: dict[Any, _Bucket] = {}
+        self._ranks: list[Any] = []  # a heap; a rank may stand in it after its bucket has gone
 
     def add(self, cell: Any) -> None:
         count = self.uses[cell] = self.uses.get(cell, 0) + 1
-        rank = self._rank(cell, count)
+        self._put(cell, self._bucket(self._rank(cell, count)))
+
+    def _bucket(self, rank: Any) -> _Bucket:
         bucket = self._buckets.get(rank)
         if bucket is None:
             bucket = self._buckets[rank] = _Bucket(rank)
             heapq.heappush(self._ranks, rank)
             if len(self._ranks) > 2 * len(self._buckets) + 64:
                 self._ranks = sorted(self._buckets)
-        self._put(cell, bucket)
+        return bucket
 
     def _drop_if_empty(self, bucket: ListQueue | None) -> None:
         if isinstance(bucket, _Bucket) and bucket.empty:
@@ -313,3 +330,46 @@ class BucketQueue(SortedQueue):
             cell = bucket.pop()
             self._drop_if_empty(bucket)
         return self._popped(cell)
+
+
+KEPT_TURNS = 8
+"""A priority above 0 keeps what nobody uses for so many turns of eviction. In a turn as many cells are evicted as stood
+in the queue when it began."""
+
+
+class PriorityQueue(BucketQueue):
+    """A queue with the lowest priority first, and the least recently used first within a priority.
+
+    A priority above 0 ends when the cell was not used for ``KEPT_TURNS`` turns. Otherwise one request could pin what it
+    left for ever.
+    """
+
+    __slots__ = ("_left", "_turn")
+
+    def __init__(self) -> None:
+        turn = [0]
+
+        def rank(cell: Any, uses: int) -> tuple[int, int]:
+            priority = cell.node.priority
+            return priority, turn[0] if priority > 0 else 0
+
+        super().__init__(rank)
+        self._turn = turn
+        self._left = 0
+        """How many more evictions the turn has."""
+
+    def pop(self) -> Any:
+        if not self._left:
+            self._begin_turn()
+        cell = super().pop()
+        self._left -= cell is not None
+        return cell
+
+    def _begin_turn(self) -> None:
+        self._turn[0] += 1
+        self._left = len(self._place)
+        over = sorted(rank for rank in self._buckets if rank[0] > 0 and rank[1] <= self._turn[0] - KEPT_TURNS)
+        for cell in reversed([cell for rank in over for cell in self._buckets[rank]]):
+            self.remove(cell)
+            self._place[cell] = bucket = self._bucket((0, 0))
+            bucket.add_first(cell)  # unlike what else has no priority, it was not used for all these turns

@@ -183,15 +183,18 @@ def _evict(core: Core, lane: Lane, count: int, unneeded: bool) -> int:
     freed: list[Node] = []
     emptied: list[Node] = []
     below, index = core.below, core.index
-    if below is not None:
-        below.losing(lane, lane.trimmed_first(count))
+    asks = lane.hooks.evict_component is not None or (below is not None and below.demotes(lane))
     before = lane.in_tree
-    got = 0
+    got, last = 0, -1
     try:
-        got = lane.trim(count, emptied)
-        if not unneeded:
-            asks = lane.hooks.evict_component is not None or (below is not None and below.demotes(lane))
-            got += _evict_asking(core, lane, count - got, freed) if asks else lane.evict(count - got, freed)
+        while last < got < count:  # again: slack of others is left while the owner that keeps most has cells
+            last = got
+            trimmed = lane.trimmed_first(count - got, unneeded)
+            if below is not None:
+                below.losing(lane, trimmed)
+            got += lane.trim(trimmed, emptied)
+            if not unneeded:
+                got += _evict_asking(core, lane, count - got, freed) if asks else lane.evict(count - got, freed)
     finally:  # an interrupt in a hook or in a copy: what has gone by then has gone
         index.prune_all(emptied)
         lane.evicted += before - lane.in_tree

@@ -607,7 +607,9 @@ class Core:
         self.below = None
         self.watcher = None
         self.recorder: Recorder | None = None
-        """What journals are told through; None while nobody follows."""
+        """What journals are told through; None while nobody follows, and no owner has a share."""
+        if shape.composition.policy.shares is not None:
+            self._record(Recorder(self.keys, self.index.is_found, self.index.is_over))
 
     def follow(self, most: int) -> Journal:
         """A journal that records from now on every change of what is cached."""
@@ -621,7 +623,7 @@ class Core:
     def _stop_following(self, journal: Journal) -> None:
         if self.recorder is not None and journal in self.recorder.journals:
             self.recorder.journals.remove(journal)
-            if not self.recorder.journals:
+            if not self.recorder.journals and self.shape.composition.policy.shares is None:
                 self._record(None)
 
     def _record(self, recorder: Recorder | None) -> None:

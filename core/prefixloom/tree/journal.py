@@ -15,9 +15,10 @@ from typing import Any, Literal, Protocol
 import attrs
 
 from ..contract.composition import Part
+from ..contract.queues import Queue
 from ..contract.reach import Interval, merged
 from ..contract.values import Tier
-from ..device.pool import ABSENT
+from ..device.pool import ABSENT, present
 from .keys import KeyMaker, Tokens
 from .radix import Node, Root, descendants, path_key
 
@@ -35,6 +36,7 @@ class Keeper(Protocol):
     part: Part
     tier: Tier
     unit: str
+    queue: Queue
 
 
 @attrs.frozen
@@ -68,7 +70,9 @@ class Change:
 
 
 class Recorder:
-    """What lanes and operations tell, handed to each of the ``journals`` that follow a cache."""
+    """What lanes and operations tell, handed to each of the ``journals`` that follow a cache, and to queues that count
+    what each owner keeps.
+    """
 
     __slots__ = ("_by", "_cause", "_is_found", "_is_over", "_keys", "_path", "journals")
 
@@ -102,12 +106,16 @@ class Recorder:
         while root.parent is not None:
             root = root.parent
         assert isinstance(root, Root)
-        if self._is_found(root):
-            cause = "expired" if self._cause == "room" and self._is_over(node) else self._cause
-            if self._path is None or self._path[0] is not node or self._path[1] != node.end:
-                self._path = node, node.end, self._keys.tokens_in(path_key(node))
-            for change in changes_of(root.namespace, lane, node, self._path[2], before, after, cause, self._by):
-                self.record(change)
+        lane.queue.count(root.namespace, _pages(after) - _pages(before))
+        if self.journals and self._is_found(root):
+            self._tell(lane, root, node, before, after)
+
+    def _tell(self, lane: Keeper, root: Root, node: Node, before: Any, after: Any) -> None:
+        cause = "expired" if self._cause == "room" and self._is_over(node) else self._cause
+        if self._path is None or self._path[0] is not node or self._path[1] != node.end:
+            self._path = node, node.end, self._keys.tokens_in(path_key(node))
+        for change in changes_of(root.namespace, lane, node, self._path[2], before, after, cause, self._by):
+            self.record(change)
 
     def refused(
         self, component: str, tier: Tier | Literal["store"], namespace: str, tokens: Tokens, cause: str,
@@ -127,7 +135,7 @@ class Recorder:
                 for lane in lanes:
                     cell = node.cells[lane.index]
                     if cell is not None:
-                        self.changed(lane, node, cell.data, None)
+                        self._tell(lane, root, node, cell.data, None)
 
     def cleared(self) -> None:
         """Nothing is cached any more."""
@@ -183,6 +191,11 @@ class Journal:
         if self._missing:  # what was missed matters no more
             self.take()
         self.add(Change("cleared"))
+
+
+def _pages(data: Any) -> int:
+    """How many pages, or states, the ``data`` of a cell are."""
+    return present(data) if isinstance(data, bytes) else int(data is not None)
 
 
 def changes_of(

@@ -291,15 +291,15 @@ class Lane(Generic[C, H]):
                 self._give_all(gone)
         return got
 
-    def trim(self, count: int, emptied: list[Node]) -> int:
-        """Free up to about ``count`` pages that no boundary at a node's end or below it can need.
+    def trim(self, cells: list[Any], emptied: list[Node]) -> int:
+        """Free what no boundary at a node's end or below it can need of ``cells``, which are of ``trimmed_first``.
 
         Nodes that may have lost their cell by it are added to ``emptied``.
         """
         return 0
 
-    def trimmed_first(self, count: int) -> list[Any]:
-        """The cells that ``trim`` would cut for so many pages."""
+    def trimmed_first(self, count: int, unneeded: bool) -> list[Any]:
+        """The cells to trim for so many pages; if not ``unneeded``, none of which the owner keeps less than others."""
         return []
 
     def fall(self, nodes: list[Node], lost: Lane[Any, Any]) -> None:
@@ -333,6 +333,7 @@ class Lane(Generic[C, H]):
                     break
                 self._leave(cell)
                 victims.append(cell)
+                self.queue.going(cell, self.size(cell))
                 pages += self.size(cell)
         except BaseException:  # an interrupt: no victim goes
             for cell in reversed(victims):

@@ -15,7 +15,7 @@ from typing import Any
 from typing_extensions import TypeVar
 
 from ..contract.composition import Part
-from ..contract.queues import Link, ListQueue, Queue
+from ..contract.queues import Link, Queue
 from ..contract.reach import Interval, merged
 from ..device.pool import ABSENT, ABSENT_BYTES, ID_BYTES, Pool, present
 from .holdings import RetainedHolding, strip, without_absent
@@ -51,6 +51,10 @@ class SlackLink(Link):
         self.pages = pages
         self.next = None
 
+    @property
+    def node(self) -> Node:
+        return self.cell.node
+
 
 class PartialLane(PageLane[C, R]):
     """Base of the lanes with partial cells: which pages are slack, and the queue of cells that have some."""
@@ -66,7 +70,7 @@ class PartialLane(PageLane[C, R]):
         self._gapped = False
         self.head = 0
         """So many pages at the start of a path are never slack."""
-        self.slack = ListQueue()
+        self.slack = queue.before()
         self.covered_slack = 0
         """The pages that are slack in covered cells: ``leased`` counts them, and they may go."""
         shape = part.reach.shape
@@ -77,8 +81,10 @@ class PartialLane(PageLane[C, R]):
         super().reset()
         self._gapped = False
         self.covered_slack = 0
-        while (slack := self.slack.pop()) is not None:
+        for slack in list(self.slack):
+            self.slack.remove(slack)
             slack.cell.slack = None  # cut the cycle
+        self.slack = self.queue.before()
 
     def _first_needed(self, boundary: int) -> int:
         return self.tail(boundary) // self.page * self.page
@@ -144,20 +150,20 @@ class PartialLane(PageLane[C, R]):
         """The pages that may be evicted, including slack of covered cells."""
         return self.in_tree - self.leased + self.covered_slack
 
-    def trim(self, count: int, emptied: list[Node]) -> int:
+    def trim(self, cells: list[PartialCell], emptied: list[Node]) -> int:
         got = 0
-        while got < count:
-            slack = self.slack.pop()
-            if slack is None:
-                break
+        for cell in cells:
+            slack = cell.slack
+            assert slack is not None
+            emptied.append(cell.node)
+            self.slack.drop(slack)
             got += self._cut_slack(slack)
-            emptied.append(slack.cell.node)
         return got
 
-    def trimmed_first(self, count: int) -> list[PartialCell]:
+    def trimmed_first(self, count: int, unneeded: bool) -> list[PartialCell]:
         cells: list[PartialCell] = []
         got = 0
-        for slack in self.slack:
+        for slack in self.slack if unneeded else self.slack.due():
             if got >= count:
                 break
             got += slack.pages

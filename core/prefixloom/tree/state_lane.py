@@ -59,7 +59,7 @@ class StateLane(Lane[StateCell, Any]):
         self.per_path = manifest.states_per_path
         self.track_every = -(-manifest.checkpoint_every // tree_page) * tree_page
         self.per_sequence = max_rewind + 2 if max_rewind else 1
-        self._early = ListQueue()
+        self._early = queue.before()
         """What may be evicted and goes before all that stands in ``queue``, whatever the policy: first what nobody
         wants, then what is passed, in the order in which it was."""
         self._holding = SteppedHolding if self.track_every or max_rewind else StateHolding
@@ -122,7 +122,7 @@ class StateLane(Lane[StateCell, Any]):
     # ------------------------------------------------------------ the order of eviction
     def reset(self) -> None:
         super().reset()
-        self._early = ListQueue()
+        self._early = self.queue.before()
 
     def queue_of(self, cell: StateCell) -> Queue:
         return self._early if cell.passed or cell.unwanted else self.queue
