@@ -20,6 +20,7 @@ from .contract.manifest import Buffer, Codec, Manifest, TierManifest, parse_memo
 from .contract.policy import EvictionPolicy, Use
 from .contract.queues import Queue
 from .contract.reach import Chunk, Path, Point, Reach, Sinks, Tail, Window
+from .contract.shares import owner_of
 from .contract.values import (
     AnchorView,
     Claim,
@@ -145,6 +146,7 @@ __all__ = [
     "make_component",
     "move_slots",
     "open_store",
+    "owner_of",
     "parse_memory",
     "stream_for",
 ]

@@ -64,7 +64,8 @@ def mixed(count: int, seed: int = 1, **more: Any) -> list[Request]:
 
 def plain(it: ThreeWay, requests: Sequence[Request]) -> list[list[int]]:
     """The answers without a cache: each from a cold one of its own, nothing guessed, nothing ahead."""
-    return [list(_plain(it, attrs.evolve(each, speculate=0, label="", priority=0, namespace=""))) for each in requests]
+    bare = {"speculate": 0, "label": "", "priority": 0, "namespace": "", "tenant": ""}
+    return [list(_plain(it, attrs.evolve(each, **bare))) for each in requests]
 
 
 @remembered

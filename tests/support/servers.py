@@ -82,15 +82,15 @@ def serving(
     """A server that answers while the block runs; nothing is left of it in the end."""
     torch.set_num_threads(1)
     it, plugins = model or text_model(), [] if tier is None else [tier]
-    store = AttachedStore(tier)
+    store, access = AttachedStore(tier), Access(keys or {})
     wrong: list[BaseException] = []
 
     def make() -> Engine:
         cache = compose(
             it.config, plugins=plugins, capacity=capacity or CAPACITY, policy="priority", debug=debug,
-            max_rewind=options.get("speculate", 0),
+            shares=access.cache_shares, max_rewind=options.get("speculate", 0),
         )  # fmt: skip
-        engine = Engine(it, cache, **{"policy": "priority", **options})
+        engine = Engine(it, cache, **{"policy": "priority", "shares": access.shares, **options})
         prepare(engine)
         return engine
 
@@ -101,8 +101,9 @@ def serving(
         except BaseException as error:
             wrong.append(error)
 
-    worker = EngineWorker(make, most, lambda error: None, ended)
-    server = Server(worker, tokenizer or ByteTokenizer(), Access(keys or {}), limits or Limits(), "built-in", "fp_0")
+    running = options.get("max_running", 16)
+    worker = EngineWorker(make, most, lambda error: None, ended, running=running, shares=access.shares)
+    server = Server(worker, tokenizer or ByteTokenizer(), access, limits or Limits(), "built-in", "fp_0")
     app = around(server, make_app(server, [*Admin(server, store).routes(), *Insight(server).routes()], hosts))
     kind = type("Kind", (connection,), {"head_seconds": head_seconds, "stalled_seconds": stalled_seconds})
     http = uvicorn.Server(

@@ -16,6 +16,7 @@ from .queues import ListQueue, Queue
 
 
 def owner_of(namespace: str) -> str:
+    """Return whose ``namespace`` is, under whatever identity."""
     return plain_name(namespace).partition("/")[0]
 
 
@@ -77,10 +78,11 @@ class _Owned(Queue):
 class SharedQueue(_Owned):
     """The cells of one component that may be evicted. ``shares``: by owner; who is not there has 1.
 
-    ``held``  by owner, the pages (or states) in the tree, without those that are about to go
+    ``held``     by owner, the pages (or states) in the tree, without those that are about to go
+    ``running``  by owner, those that its running sequences have beside
     """
 
-    __slots__ = ("_before", "_going", "_shares", "held")
+    __slots__ = ("_before", "_going", "_shares", "held", "running")
 
     def __init__(self, make: Callable[[], Queue], shares: Mapping[str, float]) -> None:
         super().__init__(make)
@@ -88,6 +90,7 @@ class SharedQueue(_Owned):
         self._before: Before | None = None
         self._going: dict[Any, int] = {}
         self.held: Counter[str] = Counter()
+        self.running: Counter[str] = Counter()
 
     def before(self) -> Before:
         self._before = Before(self)
@@ -100,7 +103,8 @@ class SharedQueue(_Owned):
         """Return the owner that keeps most for its share, of those that have a cell here and of ``more``."""
         having = dict.fromkeys(owner for owner, cells in self.standing.items() if cells)
         having.update(dict.fromkeys(more))
-        return max(having, key=lambda owner: held[owner] / self._shares.get(owner, 1.0), default=None)
+        running, shares = self.running, self._shares
+        return max(having, key=lambda owner: (held[owner] + running[owner]) / shares.get(owner, 1.0), default=None)
 
     # ------------------------------------------------------------ cells
     def add(self, cell: Any) -> None:

@@ -6,10 +6,12 @@ Victims are of one component. What of others can serve no boundary without them 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from typing import Any
 
+from ..contract.shares import SharedQueue, owner_of
 from ..contract.values import Claim, NodeView
 from ..device.pool import ABSENT
 from ..errors import CapacityError, InputError, Shortage
@@ -183,6 +185,11 @@ def _evict(core: Core, lane: Lane, count: int, unneeded: bool) -> int:
     freed: list[Node] = []
     emptied: list[Node] = []
     below, index = core.below, core.index
+    if isinstance(lane.queue, SharedQueue):
+        lane.queue.running = Counter()
+        for running in core.live:
+            if running.held:
+                lane.queue.running[owner_of(running.namespace)] += lane.owned(running.held[lane.index])
     asks = lane.hooks.evict_component is not None or (below is not None and below.demotes(lane))
     before = lane.in_tree
     got, last = 0, -1

@@ -72,6 +72,7 @@ class Request:
     ``top_p``       each token is drawn from the likeliest ones alone, which together have this probability; 1: from all
     ``speculate``   how many tokens are guessed ahead and checked in one pass; None: as the engine is set
     ``namespace``   requests of different namespaces share nothing in the cache
+    ``tenant``      whose request it is. Tenants have shares of what runs; priorities are compared within one
     ``priority``    with the engine's policy "priority", the request with the highest priority is admitted first
     ``ttl``         seconds, from the request's end, after which nobody needs what it used and left in the cache: then
                     that is evicted before all else, unless others use it. None: for ever
@@ -96,6 +97,7 @@ class Request:
     seed: int = attrs.field(default=0, kw_only=True)
     speculate: int | None = attrs.field(default=None, kw_only=True)
     namespace: str = attrs.field(default="", kw_only=True)
+    tenant: str = attrs.field(default="", kw_only=True)
     priority: int = attrs.field(default=0, kw_only=True)
     ttl: float | None = attrs.field(default=None, kw_only=True)
     logprobs: bool = attrs.field(default=False, kw_only=True)
@@ -132,7 +134,7 @@ class Request:
             raise InputError(f"{name} has logprobs={shown(self.logprobs)}: it is True or False")
         if self.top_logprobs and not self.logprobs:
             raise InputError(f"{name} has top_logprobs={self.top_logprobs}, and no logprobs=True")
-        for field in ("namespace", "prefill"):
+        for field in ("namespace", "tenant", "prefill"):
             if getattr(self, field).__class__ is not str:
                 raise InputError(f"{name} has {field}={shown(getattr(self, field))}: it is a string")
         if self.hand_over is not None and self.max_tokens != 1:

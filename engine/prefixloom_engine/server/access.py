@@ -8,6 +8,7 @@ from __future__ import annotations
 import hmac
 import importlib
 import ipaddress
+import math
 import re
 import stat
 import sys
@@ -26,7 +27,7 @@ from .protocol import ApiError
 OTHERS = stat.S_IWGRP | stat.S_IRWXO
 """What a file of keys lets nobody do: a group may read it."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
-FIELDS = {"key", "namespace", "admin"}
+FIELDS = {"key", "namespace", "admin", "share", "priority"}
 LEAST_KEY = 16
 MOST_SHOWN = 100
 """Characters of a header that an error repeats."""
@@ -34,11 +35,15 @@ MOST_SHOWN = 100
 
 @attrs.frozen
 class Tenant:
-    """Who asks. ``namespace``: where what this tenant's requests leave is cached. ``admin``: may administer."""
+    """Who asks. ``namespace``: where what this tenant's requests leave is cached. ``admin``: may administer. ``share``:
+    its part of all that tenants share, where others want it too. ``priority``: a higher one counts as this.
+    """
 
     name: str = ""
     namespace: str = ""
     admin: bool = False
+    share: float = 1.0
+    priority: int | None = None
 
     def namespace_of(self, salt: str) -> str:
         """The namespace of a request with this ``cache_salt``. No name has a slash, so it is nobody else's."""
@@ -50,6 +55,19 @@ class Access:
     """``keys``: tenant by key; empty: nobody needs a key, and nobody administers."""
 
     keys: Mapping[str, Tenant] = attrs.field(factory=dict, repr=False)
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """By name, the share of each tenant."""
+        return {tenant.name: tenant.share for tenant in self.keys.values()}
+
+    @property
+    def cache_shares(self) -> dict[str, float] | None:
+        """By namespace, the shares of its tenants together; None where there is one tenant."""
+        found: dict[str, float] = {}
+        for tenant in self.keys.values():
+            found[tenant.namespace] = found.get(tenant.namespace, 0.0) + tenant.share
+        return found or None
 
     def tenant(self, authorization: str | None) -> Tenant:
         """Who shows this header. ``ApiError``: nobody that is known."""
@@ -142,7 +160,7 @@ def read_toml(path: Path, where: str, closed: int = 0) -> dict[str, Any]:
 
 
 def read_tenants(path: Path) -> Access:
-    """Read a file of keys: a table for each tenant, with its ``key``, and perhaps ``namespace`` and ``admin``."""
+    """Read a file of keys: a table for each tenant, with its ``key``, and perhaps other fields of a ``Tenant``."""
     where = f"the file of keys {str(path)!r}"
     found: dict[str, Tenant] = {}
     for name, table in read_toml(path, where, OTHERS).items():
@@ -168,4 +186,9 @@ def _tenant(where: str, name: str, table: Any) -> tuple[Tenant, str]:
         raise InputError(f"{where} gives {name!r} a namespace that is none: letters, digits, _ . and -")
     if not isinstance(admin, bool):
         raise InputError(f"{where} gives {name!r} admin = {admin!r}: it is true or false")
-    return Tenant(name, namespace, admin), key
+    share, priority = table.get("share", 1), table.get("priority")
+    if share.__class__ not in (int, float) or not 0 < share < math.inf:
+        raise InputError(f"{where} gives {name!r} share = {share!r}: it is a number above 0")
+    if priority is not None and priority.__class__ is not int:
+        raise InputError(f"{where} gives {name!r} priority = {priority!r}: it is a whole number")
+    return Tenant(name, namespace, admin, float(share), priority), key

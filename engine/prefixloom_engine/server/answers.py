@@ -17,6 +17,7 @@ import attrs
 
 from ..contract.requests import Request
 from ..contract.texts import Detokenizer, Tokenizer
+from .access import Tenant
 from .protocol import ApiError, ChatAsked, CompletionAsked
 from .stops import StopStrings
 from .worker import EngineWorker, News, PendingAnswer
@@ -141,9 +142,8 @@ def requests_of(
     tokens: Sequence[int],
     inputs: Mapping[str, Any],
     most: int,
-    namespace: str,
     stops: frozenset[int],
-    label: str,
+    tenant: Tenant,
     prefill: str = "",
 ) -> list[Request]:
     """The requests of one prompt, one for each choice. ``most``: how long an answer may be."""
@@ -152,14 +152,15 @@ def requests_of(
         logprobs, alternatives = bool(asked.logprobs), asked.top_logprobs or 0
     else:
         logprobs, alternatives = asked.logprobs is not None, asked.logprobs or 0
+    priority = asked.priority if tenant.priority is None else min(asked.priority, tenant.priority)
     seed = secrets.randbits(60) if asked.seed is None else asked.seed
     ends = (frozenset() if asked.ignore_eos else stops) | frozenset(asked.stop_token_ids or ())
     return [
         Request(
             tuple(tokens), most, stops=ends, temperature=temperature, top_p=1.0 if asked.top_p is None else asked.top_p,
-            seed=(seed + choice) % 2**63, namespace=namespace, priority=asked.priority, ttl=asked.ttl,
-            logprobs=logprobs, top_logprobs=alternatives, label=label, inputs=inputs,
-            prefill=prefill,
+            seed=(seed + choice) % 2**63, namespace=tenant.namespace_of(asked.cache_salt), tenant=tenant.name,
+            priority=priority, ttl=asked.ttl, logprobs=logprobs, top_logprobs=alternatives,
+            label=tenant.name or "a client", inputs=inputs, prefill=prefill,
         )
         for choice in range(asked.n)
     ]  # fmt: skip

@@ -204,13 +204,13 @@ class Server:
         """Ask the engine for all choices of all prompts. ``prefill``: the process that is to compute these prompts."""
         share.hold(sum(each.bytes for each in prompts))
         most = asked.most_tokens if isinstance(asked, ChatAsked) else asked.max_tokens
-        namespace, stops = tenant.namespace_of(asked.cache_salt), self.worker.engine.model.stops | self.tokenizer.stops
+        stops = self.worker.engine.model.stops | self.tokenizer.stops
         requests = [
             each
             for prompt in prompts
             for each in requests_of(
-                asked, prompt.tokens, prompt.inputs, self.room(len(prompt.tokens), most), namespace, stops,
-                tenant.name or "a client", prefill,
+                asked, prompt.tokens, prompt.inputs, self.room(len(prompt.tokens), most), stops,
+                tenant, prefill,
             )
         ]  # fmt: skip
         tickets = await self.worker.add(*requests)
@@ -277,7 +277,7 @@ class Server:
     async def _begin_chat(self, request: Request, tenant: Tenant, share: BodyShare) -> Begun:
         asked = await self.body(request, ChatAsked, share)
         self.check_model(asked.model)
-        self.worker.check_room(asked.n)
+        self.worker.check_room(asked.n, tenant.name)
         prompt = await self.chat_prompt(request, asked)
         form = ChatForm(self.name, self.fingerprint, asked, self.tokenizer, prompt.tokens)
         return await self.begin(asked, form, [prompt], tenant, share, chosen_prefill(request))
@@ -299,7 +299,7 @@ class Server:
         several: list[Any] = [given] if isinstance(given, str) or (given and isinstance(given[0], int)) else list(given)
         if not several or not all(several):
             raise ApiError(400, "prompt: it has at least one token", param="prompt")
-        self.worker.check_room(len(several) * asked.n)
+        self.worker.check_room(len(several) * asked.n, tenant.name)
         for each in several:
             self.check_tokens("" if isinstance(each, str) else each, "prompt")
         prompts = await self.text(

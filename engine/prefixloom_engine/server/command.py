@@ -308,6 +308,7 @@ def assembled(settings: ServeSettings, failed: Callable[[BaseException], None]) 
             traffic=settings.traffic,
             device=args.device,
             policy="priority",
+            shares=access.cache_shares,
             max_rewind=numbers["speculate"],
         )
         if args.store is not None:
@@ -324,7 +325,7 @@ def assembled(settings: ServeSettings, failed: Callable[[BaseException], None]) 
             closing.append(recorded.finish)
         engine = Engine(
             model, cache, chunk=numbers["chunk"], max_running=numbers["max_running"], policy="priority",
-            speculate=numbers["speculate"], observers=observers,
+            speculate=numbers["speculate"], observers=observers, shares=access.shares,
         )  # fmt: skip
         try:
             return apart(engine)
@@ -337,7 +338,8 @@ def assembled(settings: ServeSettings, failed: Callable[[BaseException], None]) 
         for close in closing:
             close()
 
-    worker = EngineWorker(make, numbers["max_running"] + numbers["max_queue"], failed, ended)
+    running = numbers["max_running"]
+    worker = EngineWorker(make, running + numbers["max_queue"], failed, ended, running=running, shares=access.shares)
     limits = Limits(
         sizes["max_body"], sizes["max_bodies"], 30.0, numbers["timeout"], numbers["max_answer"], numbers["drain"]
     )

@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import copy_context
@@ -129,6 +129,7 @@ class EngineWorker:
 
     ``make``   makes the engine with its cache
     ``most``   how many requests may run or wait at once; more are refused with ``QueueFull``
+    ``shares`` by tenant, its part of those that may wait. ``running`` may run at once, of one tenant if no other asks
     ``failed`` is called in the event loop with the error if the engine is given up
     ``ended``  is called in the thread when the engine is closed
     """
@@ -139,7 +140,12 @@ class EngineWorker:
         most: int,
         failed: Callable[[BaseException], None],
         ended: Callable[[], None] = lambda: None,
+        *,
+        running: int = 0,
+        shares: Mapping[str, float] = {},
     ) -> None:
+        waiting, whole = most - running, sum(shares.values())
+        self._most = {tenant: running + max(1, int(waiting * share / whole)) for tenant, share in shares.items()}
         self.most = most
         self.error: BaseException | None = None
         self.seconds_per_answer = 1.0
@@ -174,17 +180,22 @@ class EngineWorker:
         """How many requests run or wait."""
         return len(self._tickets)
 
-    def check_room(self, count: int) -> None:
-        """Refuse so many requests, if they never fit at once (``InputError``) or do not fit now (``QueueFull``)."""
-        if count > self.most:
-            raise InputError(f"{count} answers are asked for at once, and this server takes {self.most} at most")
-        if self.load + count > self.most:
-            ahead = max(self.load - self.most // 2, 1)
-            raise QueueFull(self.load, max(1, min(60, round(self.seconds_per_answer * ahead / self.most))))
+    def check_room(self, count: int, tenant: str = "") -> None:
+        """Refuse so many requests, if they never fit at once (``InputError``) or do not fit now (``QueueFull``).
+
+        Each tenant has room of its own, so that none takes that of others.
+        """
+        most = self._most.get(tenant, self.most)
+        load = sum(ticket.request.tenant == tenant for ticket in self._tickets)
+        if count > most:
+            raise InputError(f"{count} answers are asked for at once, and this server takes {most} at most")
+        if load + count > most:
+            ahead = max(load - most // 2, 1)
+            raise QueueFull(load, max(1, min(60, round(self.seconds_per_answer * ahead / most))))
 
     async def add(self, *requests: Request) -> list[PendingAnswer]:
         """Add requests, all or none. ``QueueFull``: there are too many already. ``InputError``: one is refused."""
-        self.check_room(len(requests))
+        self.check_room(len(requests), requests[0].tenant)
         tickets = [PendingAnswer(request, self._tell_end) for request in requests]
         self._tickets.update(tickets)
         try:

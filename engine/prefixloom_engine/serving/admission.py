@@ -5,7 +5,7 @@ Nothing here changes the cache: an order reads matches, and a ``PageBudget`` rea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import attrs
 
@@ -123,6 +123,18 @@ class PageBudget:
             part.name: min(-(-total // part.page_tokens) - -(-end // part.page_tokens), held[part.name])
             for part in self._parts
         }
+
+    def capacities(self) -> dict[str, int]:
+        return {part.name: part.capacity for part in self._parts}
+
+    def pages_to_the_end(self, jobs: Iterable[Job]) -> dict[str, int]:
+        """By component: how many pages these jobs have together when their answers are as long as they may be."""
+        used = dict.fromkeys(self.capacities(), 0)
+        for job in jobs:
+            held = self.needs.slots(len(job.request.tokens) + job.request.max_tokens)
+            for name in used:
+                used[name] += held[name]
+        return used
 
     def pages_available(self) -> Mapping[str, int]:
         """By component: how many pages are free or can be evicted now."""

@@ -46,6 +46,7 @@ class Engine:
     ``speculate``    how many tokens are guessed ahead for requests that do not say; the cache must be composed with at
                      least as much ``max_rewind``
     ``clock``        seconds, by which the ``ttl`` of requests is counted
+    ``shares``       by tenant, its part of what runs, where others want it too; who is not there has 1
     ``observers``    told what the engine does while it works: see ``Observer``
     ``guesser``      what makes the guesses (default: the model's draft, if it has one, else ``PromptLookup``)
     """
@@ -62,6 +63,7 @@ class Engine:
         speculate: int = 0,
         guesser: Guesser | None = None,
         clock: Callable[[], float] = time.monotonic,
+        shares: Mapping[str, float] = {},
         observers: Iterable[Observer] = (),
     ) -> None:
         if not isinstance(cache, Cache) or not callable(getattr(model, "bind", None)):
@@ -78,7 +80,7 @@ class Engine:
         if guesser is None and getattr(runner, "drafter", None) is None:
             guesser = PromptLookup()
         checked = None if guesser is None else CheckedGuesser(guesser, model.vocabulary)
-        self._scheduler = Scheduler(cache, policy, chunk, max_running, checked, clock)
+        self._scheduler = Scheduler(cache, policy, chunk, max_running, checked, clock, shares)
         self._forward = ForwardStream(runner, cache, max_running, overlap)
         self._in_flight: deque[LaunchedStep] = deque()
         self._streams = OpenStreams()
@@ -469,8 +471,11 @@ class Engine:
         return {}
 
     def figures(self) -> list[Figure]:
-        """The figures of the cache, for a dashboard."""
-        return self.cache.figures()
+        """The figures of the cache, and of tenants if requests say theirs, for a dashboard."""
+        return [
+            *self.cache.figures(),
+            *self._scheduler.tenants.figures(self._scheduler.running, self._scheduler.waiting),
+        ]
 
     def retire(self) -> None:
         """Take nothing new from other processes: an engine alone has nothing of them."""

@@ -7,6 +7,9 @@ planned step's slots are reserved in the pools when it is planned. The rules:
   admitted as far as *every* pool has pages. A step in which nobody decodes delays nobody's next token, so it takes
   further prompts, of up to ``BURST`` chunks, if it can compute all that is left of them. If a pool runs short, the
   running job that ranks last is retracted: what it computed stays cached, and it waits for its next turn.
+- Of several tenants the one that runs least comes first, and that was served least (``tenants``). If it lacks a row or
+  pages that another one has beyond its share, a job of that one is retracted. Ranks and the policy's order hold among
+  the jobs of one tenant.
 - A prefill step ends where a checkpoint is useful: at the end of a chunk, at the branch that the match reported, at the
   last boundary of the prompt, and where a waiting job's prompt diverges from this one.
 - A job waits while a running one computes a prefix that both have, instead of computing the same tokens again.
@@ -22,7 +25,7 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import attrs
 
@@ -35,6 +38,7 @@ from ..forward.jobs import Job, PlannedRow
 from .admission import POLICIES, PageBudget, cached_tokens
 from .guessing import Guesser
 from .observers import Observers
+from .tenants import Tenants, of_one, of_tokens
 
 log = logging.getLogger("prefixloom.engine")
 BURST = 8
@@ -80,7 +84,7 @@ class Scheduler:
 
     def __init__(
         self, cache: Cache, policy: str, chunk: int, max_running: int, guesser: Guesser | None,
-        clock: Callable[[], float],
+        clock: Callable[[], float], shares: Mapping[str, float],
     ) -> None:  # fmt: skip
         if policy not in POLICIES:
             raise InputError(f"a policy is one of {', '.join(POLICIES)}, got {policy!r}")
@@ -93,6 +97,7 @@ class Scheduler:
         self.order = POLICIES[policy]
         self.by_priority = policy == "priority"
         self.budget = PageBudget(cache, self.chunk)
+        self.tenants = Tenants(shares, cache, self.budget)
         self.counts = Counts()
         self.accounts = False
         """Whether the cache is told to account for the hit of each request."""
@@ -107,6 +112,7 @@ class Scheduler:
         """Whether the engine publishes the states of a decode. Otherwise there are none, or the cache keeps them."""
 
     def add(self, job: Job) -> None:
+        self.tenants.came(job, self.jobs.values(), self.clock())
         self.jobs[job.answer] = job
         self.waiting.append(job)
         if self.observers is not None:
@@ -130,7 +136,11 @@ class Scheduler:
             if job.sequence is not None and not job.prefilling:
                 self._plan_decode(job, planned)
         budget = self.chunk - len(planned)
-        for job in together:
+        served, filling = self.tenants.by_served, {job.request.tenant for job in together if job.prefilling}
+        if filling:  # who was served less than all of these comes before them
+            least = min(map(served, filling))
+            budget = self._admit([job for job in self.waiting if served(job.request.tenant) < least], budget, planned)
+        for job in self.tenants.turns(together, served):
             if job.sequence is not None and job.prefilling and job.restoring is None:
                 budget -= self._plan_prefill(job, budget, planned)
         if not any(job.apart_until for job in self.waiting):  # those are admitted first
@@ -138,7 +148,8 @@ class Scheduler:
 
     def _plan_apart(self, planned: dict[int, PlannedRow]) -> None:
         """Plan a step of one job alone, if there is one that must be computed alone and waits for no result."""
-        for job in self._ranked(job for job in self.running if job.apart_until):
+        alone = self._ranked(job for job in self.running if job.apart_until)
+        for job in self.tenants.turns(alone, self.tenants.by_served):
             if job.sequence is None or job.restoring is not None or job.launched >= job.apart_until:
                 continue
             if job.prefilling:
@@ -150,7 +161,7 @@ class Scheduler:
         self._admit([job for job in self.waiting if job.apart_until], self.chunk, planned)
 
     def _ranked(self, jobs: Iterable[Job]) -> list[Job]:
-        """Sort running jobs by rank. The first is served first, and the last is the first to be retracted."""
+        """Sort running jobs by rank. Of one tenant's, the first is served first, and the last is retracted first."""
         if self.by_priority:
             return sorted(jobs, key=lambda job: (-job.request.priority, job.number))
         return sorted(jobs, key=lambda job: job.number)
@@ -178,6 +189,7 @@ class Scheduler:
         job.answer_launched += 1
         job.unread_passes += 1
         job.launched = span.end
+        self.tenants.served[job.request.tenant] += count
 
     def _guesses(self, guesser: Guesser, job: Job, most: int) -> list[int]:
         try:
@@ -214,6 +226,7 @@ class Scheduler:
             job, job.sequence, span, known, job.attempt, samples, prefill=True, next_token=next_token
         )
         job.launched = end
+        self.tenants.served[job.request.tenant] += count
         if samples:
             job.answer_launched += 1
             job.unread_passes += 1
@@ -270,27 +283,38 @@ class Scheduler:
         return end if job.media is None else job.media.pass_end(start, end)
 
     # ------------------------------------------------------------ admission
-    def _admit(self, jobs: list[Job], budget: int, planned: dict[int, PlannedRow]) -> None:
-        """Admit waiting jobs in the policy's order and plan the first chunk of each, as far as pools and rows allow."""
-        if not jobs or not self.free_rows:
-            return
-        for job in self.order(jobs, self.cache):
-            if not self.free_rows or (planned and job.apart_until):
-                return
+    def _admit(self, jobs: list[Job], budget: int, planned: dict[int, PlannedRow]) -> int:
+        """Admit waiting jobs in the policy's order and plan the first chunk of each, as far as pools and rows allow.
+
+        Return what is left of ``budget``.
+        """
+        tenants, refused = self.tenants, set()
+        if not jobs or (not self.free_rows and len({job.request.tenant for job in (*jobs, *self.running)}) == 1):
+            return budget
+        for job in tenants.turns(self.order(jobs, self.cache), tenants.by_running(self.running)):
+            if planned and job.apart_until:
+                return budget
             if job.unread_passes or self._awaits_prefix(job, planned):
                 continue
             if budget <= 0 and not self._allowed(len(job.tokens) - cached_tokens(job, self.cache), budget, planned):
-                return
-            if not self._open(job):
-                return
+                return budget
+            if job.request.tenant in refused or not tenants.leaves_others_theirs(job, self.running, self.clock()):
+                refused.add(job.request.tenant)
+                continue
+            if not self.free_rows and not self._give_way(job, planned, of_one):
+                return budget
+            while not self._open(job):
+                if not self._give_way(job, planned, of_tokens):
+                    return budget
             if job.restoring is not None:
                 continue
             if self.stateful:
                 self._stop_where_waiting_diverge(job)
             taken = self._plan_prefill(job, budget, planned)
             if not taken:
-                return
+                return budget
             budget -= taken
+        return budget
 
     def _stop_where_waiting_diverge(self, job: Job) -> None:
         """End a prefill step where a waiting prompt diverges from ``job``: with a state there, that one can hit."""
@@ -418,13 +442,24 @@ class Scheduler:
                 if len(self.running) == 1:  # there is no other job to retract
                     self.end(job, "error", error)
                     return False
-                victim = self._ranked(self.running)[-1]
-                dropped = planned.pop(victim.number, None)
-                if dropped is not None:
-                    self._unplan(dropped)
-                self.retract(victim)
+                most = self.tenants.most(self.running, of_tokens)
+                victim = [each for each in self._ranked(self.running) if each.request.tenant == most][-1]
+                self._set_back(victim, planned)
                 if victim is job:
                     return False
+
+    def _give_way(self, job: Job, planned: dict[int, PlannedRow], measure: Callable[[Job], int]) -> bool:
+        """Retract a job of a tenant that runs more than the one of ``job``, which waits. False: there is none."""
+        victim = self.tenants.gives_way(job, self._ranked(self.running), measure)
+        if victim is not None:
+            self._set_back(victim, planned)
+        return victim is not None
+
+    def _set_back(self, job: Job, planned: dict[int, PlannedRow]) -> None:
+        dropped = planned.pop(job.number, None)
+        if dropped is not None:
+            self._unplan(dropped)
+        self.retract(job)
 
     def _unplan(self, row: PlannedRow) -> None:
         """Undo what planning this row has changed in its job."""
