@@ -119,7 +119,9 @@ class Traffic:
         self.copies = FailingCopies(chance, self.setting.rates[0])
         self.slowly = Slow(self.copies, chance, self.setting.pause)
         self.passes: list[Failing] = []
-        self.requests = self.asked()
+        tenants = random.Random(seed + 2)
+        self.shares = tenants.choice((None, {}, {"a": 3.0, "tenant": 0.5}))
+        self.requests = [attrs.evolve(each, tenant=tenants.choice("aab")) for each in self.asked()]
 
     def composed(self) -> tuple[Cache, HostTier]:
         setting = self.setting
@@ -133,7 +135,15 @@ class Traffic:
                 manifest, identity={"model": "T", "weights": "1"}, fetch=setting.fetch, fetch_at_least=16,
                 keep=setting.keep, limits=GuardLimits(60.0),
             )  # fmt: skip
-        cache = cache_for(self.model, setting.pools, plugins=[tier], debug=setting.debug, layout=setting.layout)
+        cache = cache_for(
+            self.model,
+            setting.pools,
+            plugins=[tier],
+            debug=setting.debug,
+            layout=setting.layout,
+            shares=self.shares,
+            policy="lru" if self.shares is None else "priority",
+        )
         if self.store is not None:
             tier.attach(self.store)
             cache.poll()
@@ -189,6 +199,7 @@ class Traffic:
             max_running=rng.choice((3, 8, 16)),
             overlap=rng.random() < 0.7,
             policy=rng.choice(list(POLICIES)),
+            shares=self.shares or {},
         )
         if not self.setting.draft:  # whose runner has more than a forward pass
             engine._forward.runner = Failing(engine._forward.runner, rng, self.setting.rates[1])

@@ -2,7 +2,8 @@
 
 Conversations of several turns are asked over HTTP, from many clients at once, at pools of 30% of what they need.
 Meanwhile clients vanish, send malformed bodies and read slowly, forward passes fail, and the store behind the host's
-memory stalls, fails and comes back. What is answered at temperature 0 is compared with the model without any cache.
+memory stalls, fails and comes back. They are of two tenants, of which one asks with the highest priority. What is
+answered at temperature 0 is compared with the model without any cache.
 
 ``python -m tests.random.serving [--requests 10000]``: about 15 minutes on one core.
 """
@@ -30,7 +31,7 @@ from prefixloom_engine.server.app import Limits
 from prefixloom_engine.threeway.text import ByteTokenizer
 from prefixloom_hicache import GuardLimits, HostTier, MemoryBackend
 from tests.random.soak import Failing
-from tests.support.servers import RunningServer, greedy, serving, spoiled, text_model
+from tests.support.servers import ALICE, BOB, KEYS, RunningServer, greedy, serving, spoiled, text_model
 
 TEXT = ByteTokenizer()
 CLIENTS = 24
@@ -97,7 +98,7 @@ class Clients:
         print(f"{self.tokens} tokens of conversations, {device} on the device", flush=True)
         limits = Limits(body_seconds=5.0, seconds=60.0)
         more: dict[str, Any] = {"most": 4 * CLIENTS, "max_running": 8, "debug": False, "prepare": self.prepare}
-        with serving(capacity=capacity, tier=tier, limits=limits, **more) as server:
+        with serving(keys=KEYS, capacity=capacity, tier=tier, limits=limits, **more) as server:
             tier.attach(self.store)
             asyncio.run(self.all(server))
             self.counts["restarts after failed passes"] = self.engine.counts.failed
@@ -119,15 +120,16 @@ class Clients:
             base_url=server.root, timeout=120, trust_env=False, limits=httpx.Limits(max_connections=None)
         ) as client:
 
-            async def one_client() -> None:
+            async def one_client(number: int) -> None:
+                headers = {"authorization": f"Bearer {BOB if number % 4 else ALICE}"}
                 for number in left:
                     self.weather(number)
                     try:
-                        await self.one(client, server)
+                        await self.one(client, server, headers)
                     except Exception as error:
                         self.wrong.append(f"request {number}: {error!r}")
 
-            await asyncio.gather(*(one_client() for _ in range(CLIENTS)))
+            await asyncio.gather(*(one_client(number) for number in range(CLIENTS)))
             for _ in range(200):
                 if server.server.worker.load == 0:
                     return
@@ -141,20 +143,21 @@ class Clients:
         if number % 1000 == 0:
             print(f"{number} requests: {dict(self.counts)}, {resident() / 1024:.0f} MiB", flush=True)
 
-    async def one(self, client: httpx.AsyncClient, server: RunningServer) -> None:
+    async def one(self, client: httpx.AsyncClient, server: RunningServer, headers: dict[str, str]) -> None:
         rng = self.rng
         kind = rng.random()
         prompt, answer = rng.choice(self.prompts)
         body = {"prompt": prompt, "max_tokens": ANSWER, "temperature": 0, "ignore_eos": True}
         body["ttl"] = rng.choice((None, None, 0, 0.1, 60))
+        body["priority"] = 2**31 - 1 if headers["authorization"].endswith(BOB) else 0
         if kind < 0.1:
             good = [json.dumps(body)]
-            got = await client.post("/v1/completions", content=spoiled(rng, good))
+            got = await client.post("/v1/completions", content=spoiled(rng, good), headers=headers)
             self.count(got, None)
         elif kind < 0.25:
-            await self.vanish(client, {**body, "max_tokens": 200, "stream": rng.random() < 0.5})
+            await self.vanish(client, {**body, "max_tokens": 200, "stream": rng.random() < 0.5}, headers)
         elif kind < 0.5:
-            got = await client.post("/v1/completions", json={**body, "stream": True})
+            got = await client.post("/v1/completions", json={**body, "stream": True}, headers=headers)
             if got.status_code != 200:
                 self.count(got, None)
                 return
@@ -167,15 +170,15 @@ class Clients:
             pieces = [json.loads(line[6:])["choices"][0]["text"] for line in lines[:-2]]
             self.check("".join(pieces), answer)
         elif kind < 0.6:
-            body = {**body, "temperature": 1, "n": 2, "cache_salt": rng.choice(("", "a", "b")), "priority": 1}
-            self.count(await client.post("/v1/completions", json=body), None)
+            body = {**body, "temperature": 1, "n": 2, "cache_salt": rng.choice(("", "a", "b"))}
+            self.count(await client.post("/v1/completions", json=body, headers=headers), None)
         else:
-            self.count(await client.post("/v1/completions", json=body), answer)
+            self.count(await client.post("/v1/completions", json=body, headers=headers), answer)
 
-    async def vanish(self, client: httpx.AsyncClient, body: Any) -> None:
+    async def vanish(self, client: httpx.AsyncClient, body: Any, headers: dict[str, str]) -> None:
         try:
             with anyio.fail_after(self.rng.random() * 0.3):
-                async with client.stream("POST", "/v1/completions", json=body) as got:
+                async with client.stream("POST", "/v1/completions", json=body, headers=headers) as got:
                     async for _ in got.aiter_lines():
                         pass
         except (TimeoutError, httpx.HTTPError):

@@ -221,6 +221,10 @@ def test_tenants_share_nothing_and_salts_keep_apart() -> None:
         ('["a/b"]\nkey = "0123456789abcdef"', "letters, digits"),
         ('[a]\nkey = "0123456789abcdef"\nnamespace = "a/b"', "a namespace that is none"),
         ('[a]\nkey = "0123456789abcdef"\nadmin = 1', "admin = 1"),
+        ('[a]\nkey = "0123456789abcdef"\nshare = 0', "share = 0: it is a number above 0"),
+        ('[a]\nkey = "0123456789abcdef"\nshare = nan', "share = nan: it is a number above 0"),
+        ('[a]\nkey = "0123456789abcdef"\nshare = true', "share = True: it is a number above 0"),
+        ('[a]\nkey = "0123456789abcdef"\npriority = 1.5', "priority = 1.5: it is a whole number"),
         ('[a]\nkey = "0123456789abcdef"\n[b]\nkey = "0123456789abcdef"', "the same key"),
     ],
 )

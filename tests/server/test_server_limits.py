@@ -17,7 +17,7 @@ from prefixloom_engine.server.app import Limits
 from prefixloom_engine.server.connection import Connection
 from prefixloom_engine.threeway.text import ByteTokenizer
 from tests.server.test_server_clients import ask, eventually, right
-from tests.support.servers import ADMIN, KEYS, RunningServer, serving
+from tests.support.servers import ADMIN, ALICE, BOB, KEYS, RunningServer, serving
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n"
 
@@ -61,6 +61,18 @@ def test_bodies_that_are_too_large_together_are_refused_for_a_while() -> None:
             "context_length_exceeded"
         )
         assert server.server.memory.used == 0
+
+
+def test_the_bodies_of_one_tenant_leave_as_much_to_others() -> None:
+    with serving(keys=KEYS, limits=Limits(body=8000, bodies=10_000)) as server:
+        head = HEAD.replace(b"\r\n\r\n", b"\r\nauthorization: Bearer %s\r\n\r\n" % BOB.encode())
+        with server.client(ALICE) as alice, server.client(BOB) as bob:
+            with connected(server, head % 7999 + b"x" * 4000):
+                eventually(lambda: server.server.memory.used == 4000)
+                assert bob.post("/v1/completions", json=ask("y" * 2500, 1)).status_code == 503
+                assert alice.post("/v1/completions", json=ask("y" * 2500, 1)).status_code == 400, "read, and too long"
+            eventually(lambda: server.server.memory.used == 0)
+            assert bob.post("/v1/completions", json=ask("y" * 2500, 1)).status_code == 400
 
 
 @pytest.mark.parametrize("stream", [False, True])

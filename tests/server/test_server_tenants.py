@@ -72,13 +72,16 @@ def test_an_honest_tenant_keeps_its_hits_and_its_places_beside_a_greedy_one(host
             for round_ in range(4):
                 eventually(lambda round_=round_: greedy.statuses[200] > 15 * (round_ + 1), 120)  # type: ignore[misc]
                 assert hit() == 576
-            shown = alice.get("/metrics").text
-            told = alice.get("/insight").json()
+        shown = alice.get("/metrics").text
+        told = alice.get("/insight").json()
         assert greedy.statuses.keys() == {200, 429} and all(int(each) >= 1 for each in greedy.waits)
         owners = told["stats"]["owners"]
         assert owners["alice"]["device"]["full"] >= 576 // 16
         assert owners["bob"]["device"]["full"] > 2048 // 16 // 2, "and what the honest one does not use is used"
-        for text in ('tenant_requests{state="waiting",tenant="bob"}', 'owner_pages{component="full",owner="alice",tier='):
+        for text in (
+            'tenant_requests{state="waiting",tenant="bob"}',
+            'owner_pages{component="full",owner="alice",tier=',
+        ):
             assert f"prefixloom:{text}" in shown
         assert ALICE not in shown and BOB not in shown and "greedy" not in shown
 

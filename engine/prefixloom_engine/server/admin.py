@@ -149,8 +149,8 @@ class Admin:
         return {"dropped": name}
 
     async def attach(self, request: Request) -> Response:
-        self.server.access.admin(request.headers.get("authorization"))
-        with self.server.memory.share() as share:
+        tenant = self.server.access.admin(request.headers.get("authorization"))
+        with self.server.memory.share(tenant.name) as share:
             body = await self.server.body(request, StoreAsked, share)
         # on a thread of its own: opening asks the network, or reads a directory
         opened = await asyncio.to_thread(self._open, body.url)

@@ -12,6 +12,7 @@ import json
 import logging
 import socket
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -77,18 +78,22 @@ class BodyShare:
 
     kept = False
 
-    def __init__(self, memory: BodyMemory) -> None:
-        self._memory, self._bytes = memory, 0
+    def __init__(self, memory: BodyMemory, tenant: str) -> None:
+        self._memory, self._tenant, self._bytes = memory, tenant, 0
 
     def hold(self, count: int) -> None:
-        """Have so many bytes from now on. ``ApiError``: others have too much."""
-        memory = self._memory
-        if count > self._bytes and memory.used + count - self._bytes > memory.most:
+        """Have so many bytes from now on. ``ApiError``: the requests at hand have too much.
+
+        A tenant gets no more than what is left free then, so that others find something.
+        """
+        memory, more = self._memory, count - self._bytes
+        if 0 < more > memory.most - memory.used - (memory.of[self._tenant] if self._tenant else 0):
             raise ApiError(
                 503, "the requests that this server has at hand are too large together: ask again in a second",
                 code="too_many_bodies", retry_after=1,
             )  # fmt: skip
-        memory.used += count - self._bytes
+        memory.used += more
+        memory.of[self._tenant] += more
         self._bytes = count
 
     def __enter__(self) -> BodyShare:
@@ -101,13 +106,14 @@ class BodyShare:
 
 @attrs.define
 class BodyMemory:
-    """The memory for what requests bring along: ``most`` bytes, of which ``used`` are in use."""
+    """The memory for what requests bring along: ``most`` bytes, of which ``used`` are in use, by tenant ``of``."""
 
     most: int
     used: int = 0
+    of: Counter[str] = attrs.field(factory=Counter)
 
-    def share(self) -> BodyShare:
-        return BodyShare(self)
+    def share(self, tenant: str = "") -> BodyShare:
+        return BodyShare(self, tenant)
 
 
 @attrs.frozen
@@ -271,7 +277,7 @@ class Server:
     # ------------------------------------------------------------ routes
     async def chat(self, request: Request) -> Response:
         tenant = self.tenant(request)
-        with self.memory.share() as share:
+        with self.memory.share(tenant.name) as share:
             return await self.respond(request, await self._begin_chat(request, tenant, share), share)
 
     async def _begin_chat(self, request: Request, tenant: Tenant, share: BodyShare) -> Begun:
@@ -289,7 +295,7 @@ class Server:
 
     async def completions(self, request: Request) -> Response:
         tenant = self.tenant(request)
-        with self.memory.share() as share:
+        with self.memory.share(tenant.name) as share:
             return await self.respond(request, await self._begin_completions(request, tenant, share), share)
 
     async def _begin_completions(self, request: Request, tenant: Tenant, share: BodyShare) -> Begun:
@@ -311,8 +317,7 @@ class Server:
         return await self.begin(asked, form, prompts, tenant, share, chosen_prefill(request))
 
     async def tokenize(self, request: Request) -> Response:
-        self.tenant(request)
-        with self.memory.share() as share:
+        with self.memory.share(self.tenant(request).name) as share:
             asked = await self.body(request, TokenizeAsked, share)
             self.check_model(asked.model)
             if asked.prompt is None:
@@ -323,8 +328,7 @@ class Server:
         return JSONResponse({"count": len(tokens), "max_model_len": self.longest + 1, "tokens": tokens})
 
     async def detokenize(self, request: Request) -> Response:
-        self.tenant(request)
-        with self.memory.share() as share:
+        with self.memory.share(self.tenant(request).name) as share:
             asked = await self.body(request, DetokenizeAsked, share)
         self.check_model(asked.model)
         self.check_tokens(asked.tokens, "tokens")

@@ -200,7 +200,7 @@ class Insight:
     async def explain(self, request: Request) -> Response:
         """Why a prompt would hit what it hits now. Whoever is no administrator learns nothing of others."""
         tenant = self.server.tenant(request)
-        with self.server.memory.share() as share:
+        with self.server.memory.share(tenant.name) as share:
             if request.method == "GET":
                 asked = by_query(request)
             else:
