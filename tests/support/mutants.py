@@ -317,7 +317,7 @@ MUTANTS: tuple[Mutant, ...] = (
            "self.tail(cell.node.end) // self.page - start", "len(cell.data) // ID_BYTES",
            ("law", "law_every_answer_is_what_the_sets_say", "window")),
     Mutant("a trimmed node is not unlinked", "tree/partial_lane.py", "PartialLane.trim",
-           "emptied.append(slack.cell.node)", "",
+           "emptied.append(cell.node)", "",
            ("composition", "window of 1", "1000")),
     Mutant("evict counts what it did not free", "tree/partial_lane.py", "PartialLane.trim",
            "self._cut_slack(slack)", "self._cut_slack(slack) + 1",

@@ -87,13 +87,13 @@ class SharedQueue(_Owned):
     def __init__(self, make: Callable[[], Queue], shares: Mapping[str, float]) -> None:
         super().__init__(make)
         self._shares = shares
-        self._before: Before | None = None
+        self._before: BeforeOthers | None = None
         self._going: dict[Any, int] = {}
         self.held: Counter[str] = Counter()
         self.running: Counter[str] = Counter()
 
-    def before(self) -> Before:
-        self._before = Before(self)
+    def before(self) -> BeforeOthers:
+        self._before = BeforeOthers(self)
         return self._before
 
     def count(self, namespace: str, pages: int) -> None:
@@ -143,7 +143,7 @@ class SharedQueue(_Owned):
         return [*self._owners, *(cell for queue in self._queues.values() for cell in queue.remembered)]
 
 
-class Before(_Owned):
+class BeforeOthers(_Owned):
     """What goes before all other cells of its owner, and not before those of an owner that keeps more."""
 
     __slots__ = ("_shared",)
