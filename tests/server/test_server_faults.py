@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from prefixloom import compose
 from prefixloom_engine import Engine, Request
 from prefixloom_engine.server.protocol import ApiError
+from prefixloom_engine.server.text_process import TextProcesses
 from prefixloom_engine.server.worker import MOST_FAILURES, EngineWorker, News, PendingAnswer
 from prefixloom_engine.threeway.text import ByteDetokenizer, ByteTokenizer
 from tests.server.test_server_clients import eventually
@@ -84,7 +86,8 @@ class Confused(ByteTokenizer):
 
 @pytest.mark.parametrize("choices", [1, 2])
 def test_a_stream_in_which_something_fails_says_so(choices: int) -> None:
-    with serving(tokenizer=Confused()) as server, server.client() as client:
+    texts = TextProcesses(Confused)
+    with closing(texts), serving(texts=texts) as server, server.client() as client:
         told = client.post("/v1/completions", json={**BODY, "stream": True, "n": choices}).text
         assert "something went wrong" in told.split("\n\n")[-2]
         whole = client.post("/v1/completions", json={**BODY, "n": choices})

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from prefixloom_engine.server.app import Limits
 from prefixloom_engine.server.connection import Connection
+from prefixloom_engine.server.text_process import TextProcesses
 from prefixloom_engine.threeway.text import ByteTokenizer
 from tests.server.test_server_clients import ask, eventually, right
 from tests.support.servers import RunningServer, serving
@@ -73,29 +76,33 @@ def test_a_body_is_given_back_once_the_engine_has_its_tokens(stream: bool) -> No
         eventually(lambda: server.server.worker.load == 0)
 
 
-class Slow(ByteTokenizer):
-    """Waits with each prompt until it may go on."""
+class Held(ByteTokenizer):
+    """Notes each prompt in a folder, and waits with it until the folder says that it may go on."""
 
-    def __init__(self) -> None:
-        self.begun: list[str] = []
-        self.go_on = threading.Event()
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
 
     def encode(self, text: str) -> list[int]:
-        self.begun.append(text)
-        assert self.go_on.wait(30)
+        with self.folder.joinpath("begun").open("a") as file:
+            file.write(f"{os.getpid()} {text}\n")
+        while not self.folder.joinpath("go on").exists():
+            time.sleep(0.01)
         return super().encode(text)
 
 
-def test_a_client_that_leaves_before_its_prompt_has_tokens_is_noticed() -> None:
-    slow = Slow()
-    with serving(tokenizer=slow) as server, server.client() as client:
+def test_a_client_that_leaves_before_its_prompt_has_tokens_is_noticed(tmp_path: Path) -> None:
+    begun, go_on = tmp_path / "begun", tmp_path / "go on"
+    begun.touch()
+    texts = TextProcesses(partial(Held, tmp_path))
+    with closing(texts), serving(texts=texts) as server, server.client() as client:
         bodies = [json.dumps(ask(text, 1500)).encode() for text in ("first", "second")]
         with connected(server, HEAD % len(bodies[0]) + bodies[0]), connected(server, HEAD % len(bodies[1]) + bodies[1]):
-            eventually(lambda: len(slow.begun) == 1 and server.server.memory.used == sum(map(len, bodies)))
+            eventually(lambda: begun.read_text() != "" and server.server.memory.used == sum(map(len, bodies)))
         eventually(lambda: server.server.memory.used == 0 and not server.http.server_state.tasks)
-        slow.go_on.set()
+        go_on.touch()
         assert client.post("/v1/completions", json=ask("b", 4)).status_code == 200
-        assert slow.begun == ["first", "b"], "the second was not worth beginning"
+        asked = [line.partition(" ")[2] for line in begun.read_text().splitlines()]
+        assert asked == ["first", "b"], "the second was not worth beginning"
         assert server.server.worker.engine.counts.admitted == 1
 
 
