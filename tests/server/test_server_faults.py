@@ -11,6 +11,7 @@ import pytest
 
 from prefixloom import compose
 from prefixloom_engine import Engine, Request
+from prefixloom_engine.server import worker
 from prefixloom_engine.server.protocol import ApiError
 from prefixloom_engine.server.text_process import TextProcesses
 from prefixloom_engine.server.worker import MOST_FAILURES, EngineWorker, News, PendingAnswer
@@ -68,6 +69,34 @@ def test_an_engine_whose_steps_fail_a_few_times_goes_on() -> None:
     with serving(prepare=prepare) as server, server.client() as client:
         answered = client.post("/v1/completions", json={**BODY, "max_tokens": 3})
         assert answered.status_code == 200 and left[0] < 0, answered.text
+
+
+def test_a_step_that_does_not_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    held, go_on = threading.Event(), threading.Event()
+
+    def prepare(engine: Any) -> None:
+        step = engine.step
+
+        def waits() -> bool:
+            if any(engine.load):
+                held.set()
+                assert go_on.wait(60)
+            return bool(step())
+
+        engine.step = waits
+
+    with serving(prepare=prepare) as server, server.client() as client:
+        stream = {**BODY, "max_tokens": 3, "stream": True}
+        with client.stream("POST", "/v1/completions", json=stream) as answer:
+            assert held.wait(30)
+            monkeypatch.setattr(worker, "SILENT_SECONDS", 0.0)
+            told = client.get("/health")
+            assert (told.status_code, told.json()["status"]) == (503, "degraded")
+            assert "a step has run for" in told.json()["engine"]
+            monkeypatch.undo()
+            go_on.set()
+            assert "[DONE]" in answer.read().decode()
+        assert client.get("/health").json() == {"status": "ok"}
 
 
 class Confused(ByteTokenizer):
