@@ -103,9 +103,7 @@ class FolderTokenizer:
         pixels = PixelBudget()
         given = [self._message(message, at, pixels) for at, message in enumerate(messages)]
         maker = self._tokenizer if self._processor is None else self._processor
-        for name in (
-            more.keys() - self._variables
-        ):  # transformers would give it to a processor, which loads what it names
+        for name in more.keys() - self._variables:  # a processor would get it, and load what it names
             raise InputError(
                 f"chat_template_kwargs has {shown(name)}, which is no variable of this model's chat template that a "
                 f"request sets: there are {', '.join(sorted(self._variables)) or 'none'}"

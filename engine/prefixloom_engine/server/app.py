@@ -318,6 +318,7 @@ def make_app(server: Server, more: Sequence[Route] = ()) -> Starlette:
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         server.worker.start()
+        await server.texts.begin()
         try:
             yield
         finally:
@@ -477,4 +478,5 @@ class Announced(uvicorn.Server):
         self.force_exit = True
 
     def _abort_all(self) -> None:
+        self._server.texts.close()
         self._server.worker.abort_all(ApiError(503, "the server ends before this answer does", code="server_ends"))

@@ -6,7 +6,6 @@ not, since clients send them with their neutral values. Unknown fields are ignor
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -47,21 +46,6 @@ class Body(BaseModel):
     def _defaults(cls, given: Any) -> Any:
         """A field that is null has its default: the API lets clients say so."""
         return {name: each for name, each in given.items() if each is not None} if isinstance(given, dict) else given
-
-    @property
-    def prompts(self) -> Sequence[str | list[int]]:
-        """The prompts that are given as text or as tokens."""
-        return []
-
-    @property
-    def most_tokens(self) -> int | None:
-        """How many tokens an answer may have; None: as many as fit."""
-        return 0
-
-    @property
-    def echoes(self) -> bool:
-        """Whether the prompts are told as text."""
-        return False
 
 
 class StreamOptions(Body):
@@ -127,22 +111,13 @@ class CompletionAsked(SampledBody):
             raise ValueError("best_of is not served by this server: leave it out, and ask for n choices")
         if self.echo and self.logprobs is not None:
             raise ValueError("echo goes without logprobs: those of the prompt are not computed")
-        if not self.prompts or not all(self.prompts):
+        if not self.prompt or not (isinstance(self.prompt[0], int) or all(self.prompt)):
             raise ValueError("prompt: it has at least one token")
         return self
 
     @property
-    def prompts(self) -> Sequence[str | list[int]]:
-        given: Any = self.prompt
-        return [given] if isinstance(given, str) or (given and isinstance(given[0], int)) else given
-
-    @property
-    def most_tokens(self) -> int | None:
+    def most_tokens(self) -> int:
         return self.max_tokens
-
-    @property
-    def echoes(self) -> bool:
-        return self.echo
 
 
 class Url(Body):
@@ -167,10 +142,6 @@ class Message(BaseModel):
     role: str = Field(max_length=64)
     content: str | Several[ContentPart] | None = None
     tool_calls: Several[dict[str, Any]] | None = None
-
-    @property
-    def parts(self) -> Sequence[ContentPart]:
-        return self.content if isinstance(self.content, list) else []
 
 
 class ResponseFormat(Body):
@@ -221,10 +192,6 @@ class TokenizeAsked(Body):
             raise ValueError("give one of prompt and messages")
         return self
 
-    @property
-    def prompts(self) -> Sequence[str | list[int]]:
-        return [] if self.prompt is None else [self.prompt]
-
 
 class ExplainAsked(TokenizeAsked):
     """``namespace``: an administrator's, in place of the tenant's own."""
@@ -237,14 +204,6 @@ class ExplainAsked(TokenizeAsked):
 class DetokenizeAsked(Body):
     model: str | None = None
     tokens: Several[int]
-
-    @property
-    def prompts(self) -> Sequence[str | list[int]]:
-        return [self.tokens]
-
-    @property
-    def echoes(self) -> bool:
-        return True
 
 
 class StoreAsked(Body):

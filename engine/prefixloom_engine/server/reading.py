@@ -22,7 +22,7 @@ from prefixloom import InputError
 from ..contract.requests import shown
 from ..contract.texts import ChatPrompt, Tokenizer
 from . import protocol
-from .protocol import ApiError, Body, SampledBody, refused
+from .protocol import ApiError, Body, DetokenizeAsked, SampledBody, refused
 
 MOST_ITEMS = 1 << 16
 """How many lists, objects and fields a body may have: parsed, a list takes a hundred times the memory of its text."""
@@ -107,24 +107,26 @@ def read(
     except ValidationError as error:
         raise refused(error) from None
     bounds.check_model(getattr(asked, "model", None))
-    given = asked.prompts
+    given = _prompts(asked)
     bounds.check(asked, given)
     tools = getattr(asked, "tools", None) or []
     if tools and len(json.dumps(tools, ensure_ascii=False)) > MOST_TOOLS:
         raise ApiError(400, f"tools has more than {MOST_TOOLS} characters", param="tools")
     if messages := getattr(asked, "messages", None):
-        if not images and any(part.type != "text" for each in messages for part in each.parts):
-            return None
         told = [each.model_dump(exclude_none=True) for each in messages]
+        parts = (part for each in told if not isinstance(each.get("content", ""), str) for part in each["content"])
+        if not images and any(part["type"] != "text" for part in parts):
+            return None
         offered = [] if getattr(asked, "tool_choice", None) == "none" else tools
         made = [tokenizer.chat(told, offered, getattr(asked, "chat_template_kwargs", {}))]
     else:
         made = [ChatPrompt(tokenizer.encode(each) if isinstance(each, str) else list(each)) for each in given]
     for prompt in made:
-        bounds.room(len(prompt.tokens), asked.most_tokens)
+        bounds.room(len(prompt.tokens), getattr(asked, "most_tokens", 0))
     if sum(prompt.bytes for prompt in made) > bounds.inputs:
         raise ApiError(400, f"the images of a request are {bounds.inputs} bytes at most, as the model is given them")
-    texts = [each if isinstance(each, str) else tokenizer.decode(each) for each in given if asked.echoes]
+    echoes = getattr(asked, "echo", isinstance(asked, DetokenizeAsked))
+    texts = [each if isinstance(each, str) else tokenizer.decode(each) for each in given if echoes]
     left: dict[str, Any] = {
         "prompt": "",
         "messages": [],
@@ -135,6 +137,14 @@ def read(
     }
     kept = {name: each for name, each in left.items() if name in kind.model_fields}
     return ReadBody(asked.model_copy(update=kept), made, texts)
+
+
+def _prompts(asked: Any) -> list[Any]:
+    """Return the prompts that a body has as text or as tokens."""
+    given = asked.tokens if isinstance(asked, DetokenizeAsked) else getattr(asked, "prompt", None)
+    if given is None:
+        return []
+    return [given] if isinstance(given, str) or not given or isinstance(given[0], int) else given
 
 
 # ---------------------------------------------------------------- between the processes

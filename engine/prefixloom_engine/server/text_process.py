@@ -42,8 +42,6 @@ HELD_SECONDS = 5.0
 """After so long with one body, a reader is told to be busy."""
 NICENESS = 10
 """Of the reader of large bodies and images: the engine's threads come first."""
-Make = Callable[[], Tokenizer]
-Pipe = Connection
 
 
 class TextProcesses:
@@ -55,7 +53,7 @@ class TextProcesses:
     ``memory``   how many bytes a reader may need beyond what it begins with, where the system counts them (Linux)
     """
 
-    def __init__(self, make: Make, *, seconds: float = SECONDS, memory: int = MEMORY) -> None:
+    def __init__(self, make: Callable[[], Tokenizer], *, seconds: float = SECONDS, memory: int = MEMORY) -> None:
         try:
             given = pickle.dumps((make, seconds, memory))
         except Exception as error:
@@ -72,11 +70,17 @@ class TextProcesses:
             self.close()
             raise
 
+    async def begin(self) -> None:
+        """Start the readers. What keeps one from starting, the first body and ``trouble`` say."""
+        loop = asyncio.get_running_loop()
+        await asyncio.gather(*(loop.run_in_executor(lane.thread, lane.begin) for lane in self._lanes))
+
     async def read(self, kind: type[Body], data: bytes, bounds: Bounds, who: str = "") -> ReadBody:
         """Read a body. Of each ``who`` one body at a time is read or in line, so that nobody's many delay others."""
         loop = asyncio.get_running_loop()
         for lane in self._lanes[len(data) > SMALL :]:
             async with lane.turns[who]:
+                self._origin.check()
                 found = await loop.run_in_executor(lane.thread, lane.read, kind, data, bounds)
             if found is not None:
                 return found
@@ -88,10 +92,10 @@ class TextProcesses:
         return next(filter(None, (lane.trouble for lane in self._lanes)), "")
 
     def close(self) -> None:
-        """End the processes. Bodies that are being read are refused."""
+        """End the processes. Bodies that are being read, or come later, are refused."""
         self._origin.close()
         for lane in self._lanes:
-            lane.thread.shutdown()
+            lane.thread.shutdown(wait=False)
 
 
 class Origin:
@@ -102,6 +106,11 @@ class Origin:
         self._lock = threading.Lock()
         self._closed = False
         self._start()
+
+    def check(self) -> None:
+        """Raise an ``ApiError`` if there are no readers any more."""
+        if self._closed:
+            raise ApiError(503, "the server ends before this body is read", code="server_ends")
 
     def _start(self) -> None:
         self._control, theirs = socket.socketpair()
@@ -116,11 +125,10 @@ class Origin:
         with suppress(BrokenPipeError), stdin:  # it has died: the first reader says so
             stdin.write(self._given)
 
-    def reader(self, images: bool) -> Pipe:
+    def reader(self, images: bool) -> Connection[Any, Any]:
         """Return the pipe to a new reader. It has nothing else open of this process. ``OSError``: there is none."""
         with self._lock:
-            if self._closed:
-                raise OSError("the server ends")
+            self.check()
             if self._process.poll() is not None:
                 self._control.close()
                 self._start()
@@ -153,7 +161,7 @@ class Lane:
         self._origin, self._seconds, self._images = origin, seconds, images
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="prefixloom texts")
         self.turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self._pipe: Pipe | None = None
+        self._pipe: Connection[Any, Any] | None = None
         self._since = 0.0
         """When the body that is read came; 0: there is none."""
         self._failed = ""
@@ -165,33 +173,36 @@ class Lane:
 
     def read(self, kind: type[Body], data: bytes, bounds: Bounds) -> ReadBody | None:
         """Have a body read, in the lane's thread. ``ApiError``: it is refused, takes too much, or the reader died."""
-        try:
-            if self._pipe is None:
-                self._pipe = self._origin.reader(self._images)
-            self._failed = ""
-        except OSError as error:
-            self._failed = f"no process reads bodies: {error}"
-            raise ApiError(503, self._failed, code="text_failed", retry_after=1) from error
+        self.begin()
+        if self._pipe is None:
+            raise ApiError(503, self._failed, code="text_failed", retry_after=1)
         self._since = time.monotonic()
         try:
             self._pipe.send((kind, data, bounds))
             told = self._pipe.recv_bytes()
         except (EOFError, OSError) as error:
-            took = time.monotonic() - self._since
+            late = time.monotonic() - self._since >= self._seconds
             self._end()
-            if took < self._seconds:
-                raise ApiError(
-                    503, "the process that read the body has died", code="text_failed", retry_after=1
-                ) from error
-            raise ApiError(
-                400, f"the body took more than {self._seconds:g} seconds to read", code="text_timeout"
-            ) from error
+            self._origin.check()
+            if late:
+                text = f"the body took more than {self._seconds:g} seconds to read"
+                raise ApiError(400, text, code="text_timeout") from error
+            text = "the process that read the body has died"
+            raise ApiError(503, text, code="text_failed", retry_after=1) from error
         finally:
             self._since = 0.0
         if not told:
             self._end()
             raise ApiError(400, "the body took too much memory to read", code="text_memory")
         return unwritten(told)
+
+    def begin(self) -> None:
+        """Start a reader, if there is none."""
+        try:
+            self._pipe = self._pipe or self._origin.reader(self._images)
+            self._failed = ""
+        except OSError as error:
+            self._failed = f"no process reads bodies: {error}"
 
     def _end(self) -> None:
         if self._pipe is not None:
@@ -221,7 +232,7 @@ def copy_readers(descriptor: int) -> None:
         os.close(pipes[0])
 
 
-def serve(tokenizer: Tokenizer, pipe: Pipe, seconds: float, *, images: bool) -> None:
+def serve(tokenizer: Tokenizer, pipe: Connection[Any, Any], seconds: float, *, images: bool) -> None:
     """Read bodies until the server ends, or until one was too large: an empty answer says so."""
     if images:
         os.nice(NICENESS)

@@ -127,7 +127,7 @@ def test_templates_get_variables_of_their_own(folder: Path) -> None:
     tokenizer = FolderTokenizer(knowing)
     made = tokenizer.chat([{"role": "user", "content": "x"}], [], {"mood": "calm", "documents": [{"text": "y"}]})
     assert tokenizer.decode(made.tokens) == "calm(y)"
-    with pytest.raises(InputError, match="'weather', which is no variable .*: there are documents, mood"):
+    with pytest.raises(InputError, match=r"'weather', which is no variable .*: there are documents, mood"):
         tokenizer.chat([{"role": "user", "content": "x"}], [], {"weather": "fine"})
 
 

@@ -256,13 +256,14 @@ def test_no_text_of_a_client_reaches_a_loader(server: RunningServer, folder: Pat
 
 
 def test_a_template_has_its_own_variables_alone(folder: Path) -> None:
-    """A processor takes ``size`` and ``images``, transformers sets ``tools`` and ``eos_token``, and Jinja has ``range``."""
+    """A processor takes ``size`` and ``images``; transformers sets ``tools`` and ``eos_token``."""
     read = load_tokenizer(folder, images=True)
     processor = LlavaProcessor.from_pretrained(folder)
     names = "mood images size crop_size videos text padding tools eos_token raise_exception bos_token documents"
     processor.chat_template = (
         "{% generation %}" + "".join(f"{{{{ {name} }}}}" for name in names.split()) + "{% endgeneration %}"
-        "{% set own = 1 %}{% for m in messages %}{% if own %}{% continue %}{% endif %}{{ strftime_now(format) }}{% endfor %}"
+        "{% set own = 1 %}{% for m in messages %}{% if own %}{% continue %}{% endif %}{{ strftime_now(format) }}"
+        "{% endfor %}"
     )  # fmt: skip
     told = r"'size', which is no variable of this model's chat template .*: there are documents, format, mood$"
     with pytest.raises(InputError, match=told):
