@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ..contract.model import Model
     from ..contract.texts import Tokenizer
     from .app import Server
+    from .text_process import TextProcesses
 
 NUMBERS = {
     "port": (0, 65535),
@@ -222,6 +223,17 @@ def assembled(settings: ServeSettings, failed: Callable[[BaseException], None]) 
 
     ``failed`` is called in the event loop of the application if the engine is given up.
     """
+    from .text_process import TextProcesses
+
+    texts = TextProcesses(text_of(settings.args, images=True))
+    try:
+        return _assembled(settings, failed, texts)
+    except BaseException:
+        texts.close()
+        raise
+
+
+def _assembled(settings: ServeSettings, failed: Callable[[BaseException], None], texts: TextProcesses) -> Assembled:
     from ..contract.observer import Observer, Polled
     from ..serving.driving import DrivenEngine
     from ..serving.engine import Engine
@@ -229,13 +241,11 @@ def assembled(settings: ServeSettings, failed: Callable[[BaseException], None]) 
     from .access import Access, read_keys
     from .admin import Admin, AttachedStore
     from .app import Limits, Server, make_app
-    from .text_process import TextProcesses
     from .worker import EngineWorker
 
     args, numbers, sizes = settings.args, settings.numbers, settings.sizes
     access = Access() if args.keys is None else read_keys(Path(args.keys))
     trace = None if args.trace is None else Trace(args.trace, size=sizes["trace_size"])
-    texts = TextProcesses(text_of(args, images=True))
     model, about = model_of(args)
     identity = getattr(model, "identity", None)
     tier = None

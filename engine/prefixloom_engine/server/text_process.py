@@ -127,28 +127,28 @@ class Origin:
 
     def reader(self, images: bool) -> Connection[Any, Any]:
         """Return the pipe to a new reader. It has nothing else open of this process. ``OSError``: there is none."""
-        with self._lock:
-            self.check()
-            if self._process.poll() is not None:
-                self._control.close()
-                self._start()
-            ours, theirs = socket.socketpair()
-            with theirs:
-                socket.send_fds(self._control, [b"i" if images else b"t"], [theirs.fileno()])
+        ours, theirs = socket.socketpair()
         pipe = Connection(ours.detach())
         try:
+            with theirs, self._lock:
+                self.check()
+                if self._process.poll() is not None:
+                    self._control.close()
+                    self._start()
+                socket.send_fds(self._control, [b"i" if images else b"t"], [theirs.fileno()])
             if not pipe.poll(START_SECONDS):
-                raise OSError(f"it has not begun in {START_SECONDS:g} seconds")
+                raise OSError(f"none has begun in {START_SECONDS:g} seconds")
             pipe.recv_bytes()
         except (EOFError, OSError) as error:
             pipe.close()
-            raise OSError("it has died") from error
+            raise OSError(str(error) or "the first one has died") from error
         return pipe
 
     def close(self) -> None:
         with self._lock:
             if not self._closed:
-                os.killpg(self._process.pid, signal.SIGKILL)  # its session: the readers too
+                with suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, signal.SIGKILL)  # its session: the readers too
                 self._process.wait()
                 self._control.close()
             self._closed = True
