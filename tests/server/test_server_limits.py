@@ -217,6 +217,15 @@ def test_prompts_count_as_what_they_are_in_memory() -> None:
         assert server.server.memory.used == 0
 
 
+def test_a_prompt_and_its_answer_are_bounded_by_the_context_that_is_asked() -> None:
+    with serving(limits=Limits(context=100)) as server, server.client() as client:
+        assert client.get("/v1/models").json()["data"][0]["max_model_len"] == 100
+        assert client.post("/v1/completions", json=ask("x" * 96, 4)).json()["usage"]["total_tokens"] <= 100
+        for path, body in (("v1/completions", ask("x" * 97, 4)), ("tokenize", {"prompt": "x" * 101})):
+            refused = client.post(f"/{path}", json=body)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
+
+
 def test_lists_and_fields_of_a_body_are_bounded_and_text_is_not() -> None:
     with serving() as server, server.client() as client:
         for item in (b"[]", b'{"a":1}', b'{"\\"":1}'):
