@@ -31,8 +31,8 @@ from prefixloom import compose
 from prefixloom_engine import Engine, ThreeWay
 from prefixloom_engine.server.access import Access
 from prefixloom_engine.server.app import Limits, Server, make_app
+from prefixloom_engine.server.reading.processes import TextProcesses
 from prefixloom_engine.server.telemetry import Telemetry, batches_to
-from prefixloom_engine.server.text_process import TextProcesses
 from prefixloom_engine.server.worker import EngineWorker
 from prefixloom_engine.threeway import SIZES
 from prefixloom_engine.threeway.text import BYTE_VOCABULARY, ByteTokenizer

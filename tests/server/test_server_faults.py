@@ -13,7 +13,7 @@ from prefixloom import compose
 from prefixloom_engine import Engine, Request
 from prefixloom_engine.server import worker
 from prefixloom_engine.server.protocol import ApiError
-from prefixloom_engine.server.text_process import TextProcesses
+from prefixloom_engine.server.reading.processes import TextProcesses
 from prefixloom_engine.server.worker import MOST_FAILURES, EngineWorker, News, PendingAnswer
 from prefixloom_engine.threeway.text import ByteDetokenizer, ByteTokenizer
 from tests.server.test_server_clients import eventually

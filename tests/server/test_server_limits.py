@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 
 from prefixloom import InputError
-from prefixloom_engine.server import text_process
 from prefixloom_engine.server.app import Limits
 from prefixloom_engine.server.connection import Connection
-from prefixloom_engine.server.reading import MOST_ITEMS, unwritten
-from prefixloom_engine.server.text_process import TextProcesses
+from prefixloom_engine.server.reading import processes
+from prefixloom_engine.server.reading.bodies import MOST_ITEMS, unwritten
+from prefixloom_engine.server.reading.processes import TextProcesses
 from prefixloom_engine.threeway.text import ByteTokenizer
 from tests.server.test_server_clients import ask, eventually, right
 from tests.support.servers import ALICE, BOB, KEYS, RunningServer, serving
@@ -116,7 +116,7 @@ def test_health_and_large_bodies_are_answered_while_a_small_one_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A template that never ends must not hold the event loop, or bodies of other kinds."""
-    monkeypatch.setattr(text_process, "HELD_SECONDS", 0.0)
+    monkeypatch.setattr(processes, "HELD_SECONDS", 0.0)
     begun, go_on = tmp_path / "begun", tmp_path / "go on"
     begun.touch()
     texts = TextProcesses(partial(Held, tmp_path))

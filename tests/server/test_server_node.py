@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from prefixloom_engine.contract.texts import ChatPrompt, Message
-from prefixloom_engine.server.text_process import TextProcesses
+from prefixloom_engine.server.reading.processes import TextProcesses
 from prefixloom_engine.threeway.text import END, ByteTokenizer
 from tests.server.test_server_clients import eventually
 from tests.support.servers import greedy, serving

@@ -24,7 +24,7 @@ from prefixloom_engine.server.admin import Admin, AttachedStore
 from prefixloom_engine.server.app import Limits, Server, make_app
 from prefixloom_engine.server.connection import HEAD_SECONDS, STALLED_SECONDS, Connection
 from prefixloom_engine.server.insight import Insight
-from prefixloom_engine.server.text_process import TextProcesses
+from prefixloom_engine.server.reading.processes import TextProcesses
 from prefixloom_engine.server.worker import EngineWorker
 from prefixloom_engine.threeway import SIZES
 from prefixloom_engine.threeway.text import BYTE_VOCABULARY, END, ByteTokenizer

@@ -32,8 +32,8 @@ from ..contract.texts import ChatPrompt
 from .access import Access, Tenant
 from .answers import ChatForm, CompletionForm, Form, Object, TextAnswer, TextPiece, TokenInfo, Usage, requests_of
 from .protocol import ApiError, Body, ChatAsked, CompletionAsked, DetokenizeAsked, TokenizeAsked
-from .reading import Bounds, ReadBody
-from .text_process import TextProcesses
+from .reading.bodies import Bounds, ReadBody
+from .reading.processes import TextProcesses
 from .worker import EngineDown, EngineWorker, QueueFull
 
 log = logging.getLogger("prefixloom.server")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..contract.model import Model
     from ..contract.texts import Tokenizer
     from .app import Server
-    from .text_process import TextProcesses
+    from .reading.processes import TextProcesses
 
 NUMBERS = {
     "port": (0, 65535),
@@ -223,7 +223,7 @@ def assembled(settings: ServeSettings, failed: Callable[[BaseException], None]) 
 
     ``failed`` is called in the event loop of the application if the engine is given up.
     """
-    from .text_process import TextProcesses
+    from .reading.processes import TextProcesses
 
     texts = TextProcesses(text_of(settings.args, images=True))
     try:

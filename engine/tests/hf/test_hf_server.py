@@ -22,7 +22,7 @@ from prefixloom_engine.hf import HFModel, load
 from prefixloom_engine.hf.text import FolderTokenizer, WindowDetokenizer, load_tokenizer
 from prefixloom_engine.server.answers import ChatForm, TextPiece
 from prefixloom_engine.server.protocol import ChatAsked
-from prefixloom_engine.server.text_process import TextProcesses
+from prefixloom_engine.server.reading.processes import TextProcesses
 from tests.support.hf_texts import byte_tokenizer
 from tests.support.servers import RunningServer, serving
 

@@ -32,7 +32,7 @@ from prefixloom import InputError
 from prefixloom_engine.hf import load
 from prefixloom_engine.hf.text import LEAST_PIXELS, MOST_PIXELS, FolderTokenizer, load_tokenizer
 from prefixloom_engine.server.app import Limits
-from prefixloom_engine.server.text_process import TextProcesses
+from prefixloom_engine.server.reading.processes import TextProcesses
 from tests.server.test_server_clients import eventually
 from tests.support.hf_images import CONFIGS, PATCH, PIXELS
 from tests.support.hf_texts import byte_tokenizer

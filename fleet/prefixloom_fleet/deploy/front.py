@@ -30,8 +30,8 @@ from prefixloom_engine.server.access import Access, read_keys
 from prefixloom_engine.server.app import CLIENT_LEFT, PREFILL_HEADER, BodyMemory, Limits, body_bytes, sent, told
 from prefixloom_engine.server.command import name_of, text_of
 from prefixloom_engine.server.protocol import ApiError, ChatAsked, CompletionAsked
-from prefixloom_engine.server.reading import Bounds
-from prefixloom_engine.server.text_process import TextProcesses
+from prefixloom_engine.server.reading.bodies import Bounds
+from prefixloom_engine.server.reading.processes import TextProcesses
 
 from ..knowledge.replicas import TrackedReplica
 from ..knowledge.sent_prompts import PAGE, links_of

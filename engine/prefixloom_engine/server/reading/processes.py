@@ -28,9 +28,9 @@ from typing import Any
 
 from prefixloom import CompositionError, InputError
 
-from ..contract.texts import Tokenizer
-from .protocol import ApiError, Body
-from .reading import Bounds, ReadBody, read, unwritten, written
+from ...contract.texts import Tokenizer
+from ..protocol import ApiError, Body
+from .bodies import Bounds, ReadBody, read, unwritten, written
 
 log = logging.getLogger("prefixloom.server")
 SMALL = 64 << 10
@@ -63,7 +63,7 @@ class TextProcesses:
         if not hasattr(os, "fork"):
             raise CompositionError("text is read in copies of a process, and this system cannot copy one")
         self._origin = Origin(given)
-        self._lanes = [Lane(self._origin, seconds, images) for images in (False, True)]
+        self._lanes = [ReaderLane(self._origin, seconds, images) for images in (False, True)]
         try:
             self.tokenizer = make()
         except BaseException:
@@ -154,7 +154,7 @@ class Origin:
             self._closed = True
 
 
-class Lane:
+class ReaderLane:
     """One reader at a time, and the thread that waits for it. ``images``: whether it reads bodies with images."""
 
     def __init__(self, origin: Origin, seconds: float, images: bool) -> None:
@@ -228,7 +228,7 @@ def copy_readers(descriptor: int) -> None:
             control.close()
             limit_memory(memory)
             serve(tokenizer, Connection(pipes[0]), seconds, images=kind == b"i")
-            os._exit(0)
+            return
         os.close(pipes[0])
 
 

@@ -1,6 +1,6 @@
 """Reading: makes a body of a client and the tokens of its prompts out of bytes.
 
-``read`` runs in a process apart (``text_process``), since a client decides how long it takes and how much memory it
+``read`` runs in a process apart (``processes``), since a client decides how long it takes and how much memory it
 needs. ``written`` and ``unwritten`` carry its result to the server as plain data.
 """
 
@@ -19,10 +19,10 @@ from pydantic import BaseModel, ValidationError
 
 from prefixloom import InputError
 
-from ..contract.requests import shown
-from ..contract.texts import ChatPrompt, Tokenizer
-from . import protocol
-from .protocol import ApiError, Body, DetokenizeAsked, SampledBody, refused
+from ...contract.requests import shown
+from ...contract.texts import ChatPrompt, Tokenizer
+from .. import protocol
+from ..protocol import ApiError, Body, DetokenizeAsked, SampledBody, refused
 
 MOST_ITEMS = 1 << 16
 """How many lists, objects and fields a body may have: parsed, a list takes a hundred times the memory of its text."""
