@@ -28,6 +28,7 @@ from prefixloom import compose
 from prefixloom_engine import Engine, Request, ThreeWay
 from prefixloom_engine.server.access import Access
 from prefixloom_engine.server.app import Limits, Server, make_app
+from prefixloom_engine.server.reading.processes import TextProcesses
 from prefixloom_engine.server.worker import EngineWorker
 from prefixloom_engine.threeway import SIZES
 from prefixloom_engine.threeway.text import BYTE_VOCABULARY, ByteTokenizer
@@ -87,7 +88,7 @@ def main() -> int:
 
     worker = EngineWorker(make, 4 * args.clients, lambda error: None)
     engine = worker.engine
-    server = Server(worker, ByteTokenizer(), Access(), Limits(), "model", "fp")
+    server = Server(worker, TextProcesses(ByteTokenizer), Access(), Limits(), "model", "fp")
     http = uvicorn.Server(uvicorn.Config(make_app(server), port=0, log_level="warning", access_log=False))
     thread = threading.Thread(target=http.run)
     thread.start()

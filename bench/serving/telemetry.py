@@ -31,6 +31,7 @@ from prefixloom import compose
 from prefixloom_engine import Engine, ThreeWay
 from prefixloom_engine.server.access import Access
 from prefixloom_engine.server.app import Limits, Server, make_app
+from prefixloom_engine.server.reading.processes import TextProcesses
 from prefixloom_engine.server.telemetry import Telemetry, batches_to
 from prefixloom_engine.server.worker import EngineWorker
 from prefixloom_engine.threeway import SIZES
@@ -103,7 +104,7 @@ def main() -> int:
         assert collector.stdout is not None
         endpoint = f"http://127.0.0.1:{int(collector.stdout.readline())}"
         worker = EngineWorker(make, 4 * args.clients, lambda error: None)
-        server = Server(worker, ByteTokenizer(), Access(), Limits(), "model", "fp")
+        server = Server(worker, TextProcesses(ByteTokenizer), Access(), Limits(), "model", "fp")
         threads = {*threading.enumerate()}
         telemetry = TimedTelemetry(worker, "model", [batches_to(endpoint)])
         (sender,) = {*threading.enumerate()} - threads

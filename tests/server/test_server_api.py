@@ -155,7 +155,7 @@ def test_a_stop_token_ends_the_answer_even_where_the_models_own_do_not(client: o
         ("chat/completions", {"messages": TALK, "tools": [{"type": "function"}]}, 400, "knows no tools"),
         ("chat/completions", {"messages": TALK, "stop": ""}, 400, "of 1 to 1024 characters"),
         ("completions", {"prompt": "x", "stop": "y" * 1025}, 400, "of 1 to 1024 characters"),
-        ("../detokenize", {"tokens": [1] * 5000}, 400, "there are at most"),
+        ("../detokenize", {"tokens": [1] * 5000}, 400, "the prompt has 5000 tokens: this server takes"),
         ("chat/completions", {"messages": TALK, "model": "gpt"}, 404, "the model 'gpt' is not served here"),
         ("completions", {"prompt": ""}, 400, "at least one token"),
         ("completions", {"prompt": [999]}, 400, "the model's tokens are from 0 to 259"),
@@ -235,7 +235,7 @@ def test_models_tokens_and_health_are_told(server: RunningServer, client: openai
         client.models.retrieve("other")
     with server.client() as http:
         told = http.post("/tokenize", json={"prompt": "häuser"}).json()
-        assert told == {"count": 7, "max_model_len": server.server.longest + 1, "tokens": TEXT.encode("häuser")}
+        assert told == {"count": 7, "max_model_len": server.server.bounds.context, "tokens": TEXT.encode("häuser")}
         assert http.post("/tokenize", json={"messages": TALK}).json()["tokens"] == PROMPT
         assert http.post("/detokenize", json={"tokens": told["tokens"]}).json() == {"prompt": "häuser"}
         assert http.post("/detokenize", json={"tokens": [-1]}).status_code == 400

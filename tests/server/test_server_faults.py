@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from contextlib import closing
 from typing import Any
 
 import pytest
 
 from prefixloom import compose
 from prefixloom_engine import Engine, Request
+from prefixloom_engine.server import worker
 from prefixloom_engine.server.protocol import ApiError
+from prefixloom_engine.server.reading.processes import TextProcesses
 from prefixloom_engine.server.worker import MOST_FAILURES, EngineWorker, News, PendingAnswer
 from prefixloom_engine.threeway.text import ByteDetokenizer, ByteTokenizer
 from tests.server.test_server_clients import eventually
@@ -68,6 +71,34 @@ def test_an_engine_whose_steps_fail_a_few_times_goes_on() -> None:
         assert answered.status_code == 200 and left[0] < 0, answered.text
 
 
+def test_a_step_that_does_not_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    held, go_on = threading.Event(), threading.Event()
+
+    def prepare(engine: Any) -> None:
+        step = engine.step
+
+        def waits() -> bool:
+            if any(engine.load):
+                held.set()
+                assert go_on.wait(60)
+            return bool(step())
+
+        engine.step = waits
+
+    with serving(prepare=prepare) as server, server.client() as client:
+        stream = {**BODY, "max_tokens": 3, "stream": True}
+        with client.stream("POST", "/v1/completions", json=stream) as answer:
+            assert held.wait(30)
+            monkeypatch.setattr(worker, "SILENT_SECONDS", 0.0)
+            told = client.get("/health")
+            assert (told.status_code, told.json()["status"]) == (503, "degraded")
+            assert "a step has run for" in told.json()["engine"]
+            monkeypatch.undo()
+            go_on.set()
+            assert "[DONE]" in answer.read().decode()
+        assert client.get("/health").json() == {"status": "ok"}
+
+
 class Confused(ByteTokenizer):
     """Fails where an answer has become long."""
 
@@ -84,7 +115,8 @@ class Confused(ByteTokenizer):
 
 @pytest.mark.parametrize("choices", [1, 2])
 def test_a_stream_in_which_something_fails_says_so(choices: int) -> None:
-    with serving(tokenizer=Confused()) as server, server.client() as client:
+    texts = TextProcesses(Confused)
+    with closing(texts), serving(texts=texts) as server, server.client() as client:
         told = client.post("/v1/completions", json={**BODY, "stream": True, "n": choices}).text
         assert "something went wrong" in told.split("\n\n")[-2]
         whole = client.post("/v1/completions", json={**BODY, "n": choices})

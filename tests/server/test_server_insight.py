@@ -156,7 +156,7 @@ def test_a_prompt_is_explained(server: RunningServer) -> None:
     assert (salted["ready"], salted["findings"][0]["reason"]) == (0, "new")
     tokens = explain(server, prompt=[1, 2, 3]).json()
     assert tokens["tokens"] == 3
-    longest = server.server.longest + 1
+    longest = server.server.bounds.context
     assert explain(server, prompt=[1] * longest).json()["tokens"] == longest
     assert explain(server, prompt=[1] * (longest + 1)).status_code == 400
     chat = explain(server, messages=[{"role": "user", "content": "hello"}])

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import json
+import os
+import pickle
+import re
+import signal
 import socket
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from prefixloom import InputError
 from prefixloom_engine.server.access import Hosts
 from prefixloom_engine.server.app import Limits
 from prefixloom_engine.server.connection import Connection
+from prefixloom_engine.server.reading import processes
+from prefixloom_engine.server.reading.bodies import MOST_ITEMS, unwritten
+from prefixloom_engine.server.reading.processes import TextProcesses
 from prefixloom_engine.threeway.text import ByteTokenizer
 from tests.server.test_server_clients import ask, eventually, right
 from tests.support.servers import ADMIN, ALICE, BOB, KEYS, RunningServer, serving
@@ -77,7 +86,7 @@ def test_the_bodies_of_one_tenant_leave_as_much_to_others() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_body_is_given_back_once_the_engine_has_its_tokens(stream: bool) -> None:
-    with serving(limits=Limits(bodies=10_000)) as server:
+    with serving(limits=Limits(bodies=30_000)) as server:
         body = json.dumps(ask("a" * 500, 1500, stream=stream)).encode()
         with connected(server, HEAD % len(body) + body):
             eventually(lambda: server.server.worker.load == 1)
@@ -86,30 +95,167 @@ def test_a_body_is_given_back_once_the_engine_has_its_tokens(stream: bool) -> No
         eventually(lambda: server.server.worker.load == 0)
 
 
-class Slow(ByteTokenizer):
-    """Waits with each prompt until it may go on."""
+class Held(ByteTokenizer):
+    """Notes each prompt in a folder, and waits with it until the folder says that it may go on."""
 
-    def __init__(self) -> None:
-        self.begun: list[str] = []
-        self.go_on = threading.Event()
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
 
     def encode(self, text: str) -> list[int]:
-        self.begun.append(text)
-        assert self.go_on.wait(30)
+        with self.folder.joinpath("begun").open("a") as file:
+            file.write(f"{os.getpid()} {text}\n")
+        while not self.folder.joinpath("go on").exists():
+            time.sleep(0.01)
         return super().encode(text)
 
 
-def test_a_client_that_leaves_before_its_prompt_has_tokens_is_noticed() -> None:
-    slow = Slow()
-    with serving(tokenizer=slow) as server, server.client() as client:
+def test_a_client_that_leaves_before_its_prompt_has_tokens_is_noticed(tmp_path: Path) -> None:
+    begun, go_on = tmp_path / "begun", tmp_path / "go on"
+    begun.touch()
+    texts = TextProcesses(partial(Held, tmp_path))
+    with closing(texts), serving(texts=texts) as server, server.client() as client:
         bodies = [json.dumps(ask(text, 1500)).encode() for text in ("first", "second")]
         with connected(server, HEAD % len(bodies[0]) + bodies[0]), connected(server, HEAD % len(bodies[1]) + bodies[1]):
-            eventually(lambda: len(slow.begun) == 1 and server.server.memory.used == sum(map(len, bodies)))
+            eventually(lambda: begun.read_text() != "" and server.server.memory.used == sum(map(len, bodies)))
         eventually(lambda: server.server.memory.used == 0 and not server.http.server_state.tasks)
-        slow.go_on.set()
+        go_on.touch()
         assert client.post("/v1/completions", json=ask("b", 4)).status_code == 200
-        assert slow.begun == ["first", "b"], "the second was not worth beginning"
+        asked = [line.partition(" ")[2] for line in begun.read_text().splitlines()]
+        assert asked == ["first", "b"], "the second was not worth beginning"
         assert server.server.worker.engine.counts.admitted == 1
+
+
+def test_health_and_large_bodies_are_answered_while_a_small_one_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A template that never ends must not hold the event loop, or bodies of other kinds."""
+    monkeypatch.setattr(processes, "HELD_SECONDS", 0.0)
+    begun, go_on = tmp_path / "begun", tmp_path / "go on"
+    begun.touch()
+    texts = TextProcesses(partial(Held, tmp_path))
+    with closing(texts), serving(texts=texts, limits=Limits(bodies=1 << 20)) as server, server.client() as client:
+        body = json.dumps(ask("first", 4)).encode()
+        with connected(server, HEAD % len(body) + body):
+            eventually(lambda: begun.read_text() != "")
+            assert int(begun.read_text().split()[0]) != os.getpid()
+            told = client.get("/health")
+            assert (told.status_code, told.json()["status"]) == (200, "degraded")
+            assert "a body has been read for" in told.json()["text"]
+            large = {"prompt": [1] * 40_000}
+            assert client.post("/v1/completions", json=large).json()["error"]["code"] == "context_length_exceeded"
+            go_on.touch()
+            eventually(lambda: client.get("/health").json() == {"status": "ok"})
+
+
+def test_tenants_take_turns(tmp_path: Path) -> None:
+    begun, go_on = tmp_path / "begun", tmp_path / "go on"
+    begun.touch()
+    texts = TextProcesses(partial(Held, tmp_path))
+
+    def sent(text: str, key: str) -> bytes:
+        body = json.dumps(ask(text, 2)).encode()
+        return b"%b\r\nauthorization: Bearer %b\r\n\r\n%b" % ((HEAD % len(body)).strip(), key.encode(), body)
+
+    with closing(texts), serving(texts=texts, keys=KEYS) as server, server.client(ALICE) as client, ExitStack() as left:
+        for number, (text, key) in enumerate([("a", ALICE), ("b", ALICE), ("c", ALICE), ("d", BOB)]):
+            left.enter_context(connected(server, sent(text, key)))
+            size = len(json.dumps(ask(text, 2)))
+            eventually(lambda number=number, size=size: server.server.memory.used == size * (number + 1))
+            eventually(lambda: begun.read_text() != "")
+            client.get("/health")  # by now the event loop has the body in line
+        go_on.touch()
+        eventually(lambda: len(begun.read_text().splitlines()) == 4)
+        assert [line.split()[1] for line in begun.read_text().splitlines()] == ["a", "d", "b", "c"]
+
+
+class Hostile(ByteTokenizer):
+    """Does with a prompt what hostile ones can do to a tokenizer."""
+
+    def encode(self, text: str) -> list[int]:
+        if text == "hangs":
+            re.match("(a|aa)*b", "a" * 100)
+        elif text == "dies":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif text == "eats":
+            return [len(b"x" * (1 << 30))]
+        elif text == "is broken":
+            raise RuntimeError("broken")
+        return super().encode(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "code"),
+    [
+        ("hangs", 400, "text_timeout"), ("dies", 503, "text_failed"), ("eats", 400, "text_memory"),
+        ("is broken", 500, None),
+    ],
+)  # fmt: skip
+def test_what_reads_a_hostile_body_is_replaced(text: str, status: int, code: str | None) -> None:
+    if text == "eats" and not Path("/proc/self/statm").exists():
+        pytest.skip("the memory of a process is limited on Linux alone")
+    texts = TextProcesses(Hostile, seconds=5.0, memory=512 << 20)
+    with closing(texts), serving(texts=texts) as server, server.client() as client:
+        for _ in range(2):
+            refused = client.post("/v1/completions", json=ask(text, 4))
+            assert (refused.status_code, refused.json()["error"]["code"]) == (status, code)
+            assert client.post("/v1/completions", json=ask("b", 4)).json()["choices"][0]["text"] == right("b", 4)
+        assert server.server.memory.used == 0
+
+
+def test_a_tokenizer_that_cannot_be_made_elsewhere_is_refused() -> None:
+    with pytest.raises(InputError, match="give a function of a module that makes it, not <function"):
+        TextProcesses(lambda: ByteTokenizer())
+
+
+class Elsewhere(ByteTokenizer):
+    """Is made in one process alone."""
+
+    def __init__(self, process: int) -> None:
+        if os.getpid() != process:
+            raise RuntimeError("not here")
+
+
+def test_a_server_without_a_process_for_text_says_so() -> None:
+    texts = TextProcesses(partial(Elsewhere, os.getpid()))
+    with closing(texts), serving(texts=texts) as server, server.client() as client:
+        refused = client.post("/v1/completions", json=ask("b", 4))
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "text_failed")
+        assert "no process reads bodies" in client.get("/health").json()["text"]
+
+
+def test_prompts_count_as_what_they_are_in_memory() -> None:
+    with serving(limits=Limits(bodies=10_000)) as server, server.client() as client:
+        refused = client.post("/v1/completions", json=ask("x" * 1000, 2))
+        assert refused.json()["error"]["code"] == "too_many_bodies"
+        assert server.server.memory.used == 0
+
+
+def test_a_prompt_and_its_answer_are_bounded_by_the_context_that_is_asked() -> None:
+    with serving(limits=Limits(context=100)) as server, server.client() as client:
+        assert client.get("/v1/models").json()["data"][0]["max_model_len"] == 100
+        assert client.post("/v1/completions", json=ask("x" * 96, 4)).json()["usage"]["total_tokens"] <= 100
+        for path, body in (("v1/completions", ask("x" * 97, 4)), ("tokenize", {"prompt": "x" * 101})):
+            refused = client.post(f"/{path}", json=body)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
+
+
+def test_lists_and_fields_of_a_body_are_bounded_and_text_is_not() -> None:
+    with serving() as server, server.client() as client:
+        for item in (b"[]", b'{"a":1}', b'{"\\"":1}'):
+            many = b'{"prompt":"x","tools":[' + b",".join([item] * MOST_ITEMS) + b"]}"
+            assert client.post("/v1/completions", content=many).json()["error"]["code"] == "too_many_items"
+        for text in ("[" * MOST_ITEMS * 2, '\\"{:' * MOST_ITEMS, '"[' * MOST_ITEMS):
+            told = client.post("/v1/completions", json=ask(text, 2)).json()
+            assert told["error"]["code"] == "context_length_exceeded"
+        endless = b'{"prompt":"' + b'[\\"' * MOST_ITEMS * 2
+        assert client.post("/v1/completions", content=endless).json()["error"]["code"] == "invalid_json"
+
+
+def test_what_comes_back_from_a_reader_is_plain() -> None:
+    """What has worked on a stranger's image may be the stranger's."""
+    for wrong in (os.system, ByteTokenizer(), re.compile("x")):
+        with pytest.raises(pickle.UnpicklingError, match="is no part of what was read"):
+            unwritten(pickle.dumps((wrong, [], [])))
 
 
 # ---------------------------------------------------------------- connections

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from prefixloom_engine.contract.texts import ChatPrompt, Message
+from prefixloom_engine.server.reading.processes import TextProcesses
 from prefixloom_engine.threeway.text import END, ByteTokenizer
 from tests.server.test_server_clients import eventually
 from tests.support.outside import program
@@ -76,7 +78,8 @@ def test_the_javascript_client_streams_calls_tools_and_knows_the_errors(installe
     ]
     said = [greedy(text.chat(turns[:count], [], {}).tokens, 50, ends=False) for count in (1, 3)]
     stops = [tokens[6] for tokens in said]  # a client takes no call, and no answer, that is cut for its length
-    with serving(tokenizer=text) as server:
+    texts = TextProcesses(Calling)
+    with closing(texts), serving(texts=texts) as server:
         done = subprocess.run(
             [program("node"), str(SCRIPT), server.url, json.dumps(stops)], cwd=installed_client, capture_output=True,
             text=True, timeout=120,

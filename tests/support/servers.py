@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import random
 import threading
@@ -23,6 +24,7 @@ from prefixloom_engine.server.admin import Admin, AttachedStore
 from prefixloom_engine.server.app import Limits, Server, make_app
 from prefixloom_engine.server.connection import HEAD_SECONDS, STALLED_SECONDS, Connection
 from prefixloom_engine.server.insight import Insight
+from prefixloom_engine.server.reading.processes import TextProcesses
 from prefixloom_engine.server.worker import EngineWorker
 from prefixloom_engine.threeway import SIZES
 from prefixloom_engine.threeway.text import BYTE_VOCABULARY, END, ByteTokenizer
@@ -40,6 +42,14 @@ KEYS = {
 @remembered
 def text_model() -> ThreeWay:
     return ThreeWay(attrs.evolve(SIZES["tiny"], vocabulary=BYTE_VOCABULARY), dtype="float64")
+
+
+@remembered
+def byte_texts() -> TextProcesses:
+    """The processes that read bodies for all servers of the built-in model. They end with this one."""
+    texts = TextProcesses(ByteTokenizer)
+    atexit.register(texts.close)
+    return texts
 
 
 @attrs.frozen
@@ -63,7 +73,7 @@ class RunningServer:
 @contextmanager
 def serving(
     model: Any = None,
-    tokenizer: Any = None,
+    texts: TextProcesses | None = None,
     *,
     capacity: Mapping[str, int] | None = None,
     tier: Any = None,
@@ -103,7 +113,7 @@ def serving(
 
     running = options.get("max_running", 16)
     worker = EngineWorker(make, most, lambda error: None, ended, running=running, shares=access.shares)
-    server = Server(worker, tokenizer or ByteTokenizer(), access, limits or Limits(), "built-in", "fp_0")
+    server = Server(worker, texts or byte_texts(), access, limits or Limits(), "built-in", "fp_0")
     app = around(server, make_app(server, [*Admin(server, store).routes(), *Insight(server).routes()], hosts))
     kind = type("Kind", (connection,), {"head_seconds": head_seconds, "stalled_seconds": stalled_seconds})
     http = uvicorn.Server(

@@ -187,8 +187,17 @@ class Multimodal(Protocol):
 
 
 @runtime_checkable
+class Trained(Protocol):
+    """A model that says for how long a sequence it was made."""
+
+    @property
+    def context(self) -> int | None:
+        """How many tokens a prompt and its answer may have together; None: the model does not say."""
+
+
+@runtime_checkable
 class Model(Protocol):
-    """Weights and a config. A model may be ``Identified``, and should; it may be ``Multimodal``."""
+    """Weights and a config. A model may be ``Identified``, and should; it may be ``Multimodal`` or ``Trained``."""
 
     @property
     def config(self) -> object:

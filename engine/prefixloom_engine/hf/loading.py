@@ -38,7 +38,7 @@ def load(path: str | os.PathLike[str], *, dtype: str = "auto", device: str = "cp
     """
     folder = Path(path)
     where = f"the model in {os.fspath(path)!r}"
-    config = _config(folder, where)
+    config = read_config(folder, where)
     refuse(config)
     if dtype != "auto" and not isinstance(getattr(torch, dtype, None), torch.dtype):
         raise CompositionError(f"dtype={dtype!r} is none of torch's; say 'auto', 'float32', 'bfloat16' or 'float16'")
@@ -77,7 +77,8 @@ def _progress_bars_on_terminals_only() -> Iterator[None]:
         transformers_logging.enable_progress_bar()
 
 
-def _config(folder: Path, where: str) -> Any:
+def read_config(folder: Path, where: str) -> Any:
+    """Read the config of a model. ``where``: what an error calls the model."""
     if folder.is_file():
         raise CompositionError(f"{where} is a file: pass the folder of a downloaded model")
     if not folder.is_dir():

@@ -12,6 +12,7 @@ from .identity import check_evaluating, identity_of
 from .images import FAMILIES, PromptImages, prompt_images
 from .layers import list_layers
 from .refusals import refuse, refuse_loaded, refuse_wrapped
+from .rope import rope_sets
 from .runner import HFRunner
 
 
@@ -78,6 +79,18 @@ class HFModel:
     @property
     def vocabulary(self) -> int:
         return int(self.text.vocab_size)
+
+    @property
+    def context(self) -> int | None:
+        """The positions that the config says, or those to which a scaled rotary embedding extends them."""
+        positions = getattr(self.text, "max_position_embeddings", None)
+        if positions is None:
+            return None
+        original = "original_max_position_embeddings"
+        scaled = [
+            each[original] * each["factor"] for each in rope_sets(self.text) if {"factor", original} <= each.keys()
+        ]
+        return int(max(positions, *scaled, 0))
 
     @property
     def stops(self) -> frozenset[int]:

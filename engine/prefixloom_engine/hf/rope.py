@@ -51,15 +51,19 @@ class LengthDependentRope:
 
 def length_dependent(config: Any) -> LengthDependentRope | None:
     """How the rotary embedding of a text model depends on the length; None if it does not."""
-    parameters = getattr(config, "rope_parameters", None)
-    if not isinstance(parameters, Mapping):
-        return None
-    sets = [parameters] if "rope_type" in parameters else [each for each in parameters.values() if each]
     limits: dict[str, set[int]] = {"longrope": set(), "dynamic": set()}
-    for each in sets:
+    for each in rope_sets(config):
         if each.get("rope_type") == "longrope":
             limits["longrope"].add(int(each["original_max_position_embeddings"]))
         elif each.get("rope_type") == "dynamic":
             limits["dynamic"].add(int(config.max_position_embeddings) - 1)  # transformers resets what is below only
     every = limits["longrope"] | limits["dynamic"]
     return LengthDependentRope(min(every), len(every) == 1 and not limits["dynamic"]) if every else None
+
+
+def rope_sets(config: Any) -> list[Mapping[str, Any]]:
+    """Return the parameters of the rotary embeddings of a text model: one set, or one for each type of layer."""
+    parameters = getattr(config, "rope_parameters", None)
+    if not isinstance(parameters, Mapping):
+        return []
+    return [parameters] if "rope_type" in parameters else [each for each in parameters.values() if each]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import copy
 import inspect
 import io
 import json
@@ -13,14 +12,19 @@ import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
+from jinja2 import Environment, TemplateSyntaxError, meta, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
 from transformers import AutoProcessor, AutoTokenizer, PreTrainedTokenizerBase, ProcessorMixin
 
 from prefixloom import CompositionError, InputError
 
+from ..contract.requests import shown
 from ..contract.texts import ChatPrompt, Message, plain_text
-from .loading import sentence
+from .images import FAMILIES
+from .loading import read_config, sentence
 
 REPLACEMENT = "\ufffd"
 MOST_PENDING = 16
@@ -29,25 +33,29 @@ DATA = "data:"
 IMAGES = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 """The formats that are read. Pillow knows others, for some of which it starts programs."""
 MOST_PIXELS = 50_000_000
+LEAST_PIXELS = 100_000
+"""What an image counts as at least, since processors enlarge small ones."""
 UNREADABLE = (ValueError, OSError, EOFError, SyntaxError, struct.error, binascii.Error)
 """What Pillow raises of images that are broken."""
 SPACE = "\u2581"
 BYTE_NAME = re.compile(r"<0x[0-9A-Fa-f]{2}>")
-ARGUMENTS = {
+RESERVED = {
     name
     for kind in (PreTrainedTokenizerBase, ProcessorMixin)
-    for name in inspect.signature(kind.apply_chat_template).parameters
-} - {"documents"}
-"""What transformers takes beside the variables of a template. Clients have no say in it."""
+    for call in (kind.apply_chat_template, kind.__call__)
+    for name in inspect.signature(call).parameters
+} - {"documents"} | {"messages", "images", "image", "videos", "video", "audios", "audio"}
+"""The variables of a template that transformers sets itself, and what it takes beside these."""
 
 
 def load_tokenizer(path: str | os.PathLike[str], *, images: bool) -> FolderTokenizer:
-    """The tokenizer in the folder of a model; with ``images``, the processor that the model's images need as well."""
+    """The tokenizer in the folder of a model; with ``images``, also the processor of its images, if it takes any."""
     folder = Path(path)
+    config = read_config(folder, f"the model in {os.fspath(path)!r}")
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         processor = None
-        if images:
+        if images and config.model_type in FAMILIES:
             processor = AutoProcessor.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # of a dozen types, from several libraries
         raise CompositionError(
@@ -63,8 +71,7 @@ class FolderTokenizer:
 
     def __init__(self, tokenizer: Any, processor: Any = None) -> None:
         self._tokenizer, self._processor = tokenizer, processor
-        self._reading = copy.deepcopy(tokenizer)
-        """Decodes, while another thread may encode: the tokenizers of transformers are for one thread each."""
+        self._variables = variables_of(tokenizer, processor)
         self._pieces = _readers(tokenizer)
         self._special = frozenset(getattr(tokenizer, "added_tokens_decoder", ()))
 
@@ -76,15 +83,15 @@ class FolderTokenizer:
         return list(self._tokenizer(text)["input_ids"])
 
     def decode(self, tokens: Sequence[int]) -> str:
-        return str(self._reading.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
     def token_bytes(self, token: int) -> bytes:
-        name = self._reading.convert_ids_to_tokens(token)
+        name = self._tokenizer.convert_ids_to_tokens(token)
         if token not in self._special and isinstance(name, str):
             for read in self._pieces:
                 if (piece := read(name)) is not None:
                     return piece
-        return str(self._reading.decode([token], clean_up_tokenization_spaces=False)).encode()
+        return str(self._tokenizer.decode([token], clean_up_tokenization_spaces=False)).encode()
 
     def detokenizer(self) -> WindowDetokenizer:
         return WindowDetokenizer(self)
@@ -96,9 +103,11 @@ class FolderTokenizer:
         pixels = PixelBudget()
         given = [self._message(message, at, pixels) for at, message in enumerate(messages)]
         maker = self._tokenizer if self._processor is None else self._processor
-        for name in more:  # a template of the client's own could run for ever
-            if name in ARGUMENTS or name.endswith("_kwargs"):
-                raise InputError(f"chat_template_kwargs has {name!r}, which is no variable of a chat template")
+        for name in more.keys() - self._variables:  # a processor would get it, and load what it names
+            raise InputError(
+                f"chat_template_kwargs has {shown(name)}, which is no variable of this model's chat template that a "
+                f"request sets: there are {', '.join(sorted(self._variables)) or 'none'}"
+            )
         tensors = {} if self._processor is None else {"return_tensors": "pt"}  # else images are lists of arrays
         try:
             made = maker.apply_chat_template(
@@ -130,7 +139,7 @@ class FolderTokenizer:
         self, tokens: Sequence[int], prompt: Sequence[int], tools: Sequence[Mapping[str, Any]]
     ) -> Mapping[str, Any] | None:
         try:
-            parsed = self._reading.parse_response(list(tokens), prefix=list(prompt), tools=list(tools) or None)
+            parsed = self._tokenizer.parse_response(list(tokens), prefix=list(prompt), tools=list(tools) or None)
         except Exception:  # the model did not keep to the form: its answer is told as it is
             return None
         return parsed if isinstance(parsed, Mapping) else None
@@ -193,6 +202,51 @@ def _call(call: Mapping[str, Any], at: int) -> dict[str, Any]:
     return {**call, "function": function}
 
 
+# ---------------------------------------------------------------- variables of a chat template
+
+
+class GenerationTag(Extension):
+    """The tag with which templates mark what a model says."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+
+def variables_of(tokenizer: Any, processor: Any) -> frozenset[str]:
+    """Return the variables that the chat template uses, without those that transformers or a processor takes."""
+    found = getattr(tokenizer if processor is None else processor, "chat_template", None)
+    templates = {"default": found} if isinstance(found, str) else found or {}
+    if processor is not None:  # which takes this one alone, and is given what it does not use
+        templates = {name: each for name, each in templates.items() if name == "default"}
+    environment = Environment(extensions=[GenerationTag, loopcontrols])
+    environment.globals.update(raise_exception=None, strftime_now=None)
+    names: set[str] = set()
+    for template in templates.values():
+        try:
+            names |= meta.find_undeclared_variables(environment.parse(template))
+        except TemplateSyntaxError:  # a chat says so
+            continue
+    taken = {
+        *RESERVED,
+        *getattr(tokenizer, "SPECIAL_TOKENS_ATTRIBUTES", ()),
+        *getattr(tokenizer, "special_tokens_map", ()),
+    }
+    return frozenset(names - taken - _processor_names(processor))
+
+
+def _processor_names(processor: Any) -> set[str]:
+    """Return the names of what a processor takes, for each kind of input too."""
+    if processor is None:
+        return set()
+    kinds = get_type_hints(processor.valid_processor_kwargs)
+    return {*inspect.signature(processor.__call__).parameters, *kinds}.union(
+        *(getattr(kind, "__annotations__", ()) for kind in kinds.values())
+    )
+
+
 # ---------------------------------------------------------------- images
 
 
@@ -203,18 +257,22 @@ class PixelBudget:
         self.left = MOST_PIXELS
 
     def take(self, count: int, at: int) -> None:
-        self.left -= count
+        self.left -= max(count, LEAST_PIXELS)
         if self.left < 0:
             raise InputError(
                 f"messages[{at}] has an image of {count} pixels: the images of a request have {MOST_PIXELS} together "
-                f"at most"
+                f"at most, each {LEAST_PIXELS} at least"
             )
 
 
 def _part(part: Mapping[str, Any], at: int, pixels: PixelBudget) -> dict[str, Any]:
-    if part["type"] != "image_url":
-        return dict(part)
-    return {"type": "image", "image": _image(part["image_url"]["url"], at, pixels)}
+    if part["type"] == "image_url":
+        return {"type": "image", "image": _image(part["image_url"]["url"], at, pixels)}
+    if part["type"] != "text":
+        raise InputError(
+            f"messages[{at}] has a part of type {shown(part['type'])}, and this model takes text and images"
+        )
+    return {"type": "text", "text": part["text"]}  # and nothing else, which transformers could load
 
 
 def _image(url: str, at: int, pixels: PixelBudget) -> Any:

@@ -151,7 +151,7 @@ class Admin:
     async def attach(self, request: Request) -> Response:
         tenant = self.server.access.admin(request.headers.get("authorization"))
         with self.server.memory.share(tenant.name) as share:
-            body = await self.server.body(request, StoreAsked, share)
+            body = (await self.server.read(request, StoreAsked, share)).asked
         # on a thread of its own: opening asks the network, or reads a directory
         opened = await asyncio.to_thread(self._open, body.url)
         return await self._do(request, lambda: self._changed(lambda: self.store.take(opened, body.url)))

@@ -13,8 +13,7 @@ import logging
 import socket
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from types import FrameType
 from typing import Any, TypeVar
@@ -22,7 +21,6 @@ from typing import Any, TypeVar
 import anyio
 import attrs
 import uvicorn
-from pydantic import BaseModel, ValidationError
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.middleware import Middleware
@@ -33,15 +31,17 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from prefixloom import InputError
 
-from ..contract.texts import ChatPrompt, Tokenizer
+from ..contract.model import Trained
+from ..contract.texts import ChatPrompt
 from .access import Access, Hosts, Tenant
 from .answers import ChatForm, CompletionForm, Form, Object, TextAnswer, TextPiece, TokenInfo, Usage, requests_of
 from .connection import EVENTS
-from .protocol import ApiError, ChatAsked, CompletionAsked, DetokenizeAsked, TokenizeAsked, refused
+from .protocol import ApiError, Body, ChatAsked, CompletionAsked, DetokenizeAsked, TokenizeAsked
+from .reading.bodies import Bounds, ReadBody
+from .reading.processes import TextProcesses
 from .worker import EngineDown, EngineWorker, QueueFull
 
 log = logging.getLogger("prefixloom.server")
-T = TypeVar("T", bound=BaseModel)
 R = TypeVar("R")
 UNEXPECTED = ApiError(500, "something went wrong in the server")
 HURRIED_SECONDS = 2.0
@@ -62,7 +62,8 @@ class Limits:
     """``body``: bytes of a body. ``bodies``: of all bodies that are read or turned into tokens, and of all images that
     wait to be computed, together. ``body_seconds``: how long a client may take to send a body. ``seconds``: how long an
     answer may take. ``answer``: the tokens of an answer to a chat that does not say how many. ``drain_seconds``: how
-    long the end of the server waits for running answers, and then for the store."""
+    long the end of the server waits for running answers, and then for the store. ``context``: the tokens of a prompt
+    and its answer; 0: as the model says."""
 
     body: int = 8 << 20
     bodies: int = 256 << 20
@@ -70,6 +71,7 @@ class Limits:
     seconds: float = 600.0
     answer: int = 2048
     drain_seconds: float = 30.0
+    context: int = 0
 
 
 class BodyShare:
@@ -149,58 +151,40 @@ class Server:
     """What the routes share. ``name``: of the model. ``fingerprint``: changes with the model's weights."""
 
     def __init__(
-        self, worker: EngineWorker, tokenizer: Tokenizer, access: Access, limits: Limits, name: str, fingerprint: str
+        self, worker: EngineWorker, texts: TextProcesses, access: Access, limits: Limits, name: str, fingerprint: str
     ) -> None:
-        self.worker, self.tokenizer, self.access, self.limits = worker, tokenizer, access, limits
+        self.worker, self.texts, self.access, self.limits = worker, texts, access, limits
+        self.tokenizer = texts.tokenizer
         self.name, self.fingerprint = name, fingerprint
-        self.longest = worker.engine.longest
+        model = worker.engine.model
+        context = limits.context or (model.context if isinstance(model, Trained) else None)
+        held = worker.engine.longest + 1  # of the answer's last token nothing is computed
+        self.bounds = Bounds(
+            name, model.vocabulary, min(held, context or held), worker.most, limits.answer, limits.bodies
+        )
         self.begun = int(time.time())
         self.memory = BodyMemory(limits.bodies)
         self.hurried = False
         """Whether the server ends at once, and waits for nothing."""
-        self._texts = ThreadPoolExecutor(1, thread_name_prefix="prefixloom texts")
 
     # ------------------------------------------------------------ reading a request
     def tenant(self, request: Request) -> Tenant:
         return self.access.tenant(request.headers.get("authorization"))
 
-    async def body(self, request: Request, kind: type[T], share: BodyShare) -> T:
-        """Read and check a body within the limits; ``share`` holds its bytes."""
-        called = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if called not in BODY_TYPES:
-            raise ApiError(415, f"a body is application/json, got {called[:100]!r}", code="unsupported_media_type")
-        data = await body_bytes(request, self.limits, share)
-        try:
-            return kind.model_validate_json(data)
-        except ValidationError as error:
-            raise refused(error) from None
+    async def read(self, request: Request, kind: type[Body], share: BodyShare, data: bytes = b"") -> ReadBody:
+        """Read the request's body, or else ``data``, in another process, unless the client leaves.
 
-    def check_model(self, model: str | None) -> None:
-        if model not in (None, self.name):
-            raise ApiError(
-                404, f"the model {model!r} is not served here; there is {self.name!r}", param="model",
-                code="model_not_found",
-            )  # fmt: skip
-
-    def check_tokens(self, tokens: Iterable[Any], param: str) -> None:
-        most = self.worker.engine.model.vocabulary
-        if not all(0 <= token < most for token in tokens):
-            raise ApiError(400, f"{param}: the model's tokens are from 0 to {most - 1}", param=param)
-
-    async def text(self, request: Request, what: Callable[[], R]) -> R:
-        """Run what takes text to tokens, which may take long, beside the event loop, unless the client leaves."""
-        return await unless_left(request, asyncio.get_running_loop().run_in_executor(self._texts, what))
-
-    def room(self, tokens: int, asked: int | None) -> int:
-        """How many tokens the answer to a prompt of so many tokens may have. ``ApiError``: the prompt is too long."""
-        left = self.longest + 1 - tokens  # of the answer's last token nothing is computed
-        if left < (asked or 1):
-            more = f" and {asked} of an answer" if asked else ""
-            raise ApiError(
-                400, f"the prompt has {tokens} tokens{more}: this server takes {self.longest + 1} together at most",
-                code="context_length_exceeded",
-            )  # fmt: skip
-        return min(left, self.limits.answer) if asked is None else asked
+        ``share`` holds its bytes, and then the memory of its prompts.
+        """
+        if not data:
+            called = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+            if called not in BODY_TYPES:
+                raise ApiError(415, f"a body is application/json, got {called[:100]!r}", code="unsupported_media_type")
+            data = await body_bytes(request, self.limits, share)
+        name = self.tenant(request).name
+        found = await unless_left(request, self.texts.read(kind, data, self.bounds, name))
+        share.hold(found.bytes)
+        return found
 
     # ------------------------------------------------------------ answering
     async def begin(
@@ -209,13 +193,12 @@ class Server:
     ) -> Begun:  # fmt: skip
         """Ask the engine for all choices of all prompts. ``prefill``: the process that is to compute these prompts."""
         share.hold(sum(each.bytes for each in prompts))
-        most = asked.most_tokens if isinstance(asked, ChatAsked) else asked.max_tokens
         stops = self.worker.engine.model.stops | self.tokenizer.stops
         requests = [
             each
             for prompt in prompts
             for each in requests_of(
-                asked, prompt.tokens, prompt.inputs, self.room(len(prompt.tokens), most), stops,
+                asked, prompt.tokens, prompt.inputs, self.bounds.room(len(prompt.tokens), asked.most_tokens), stops,
                 tenant, prefill,
             )
         ]  # fmt: skip
@@ -281,17 +264,10 @@ class Server:
             return await self.respond(request, await self._begin_chat(request, tenant, share), share)
 
     async def _begin_chat(self, request: Request, tenant: Tenant, share: BodyShare) -> Begun:
-        asked = await self.body(request, ChatAsked, share)
-        self.check_model(asked.model)
-        self.worker.check_room(asked.n, tenant.name)
-        prompt = await self.chat_prompt(request, asked)
-        form = ChatForm(self.name, self.fingerprint, asked, self.tokenizer, prompt.tokens)
-        return await self.begin(asked, form, [prompt], tenant, share, chosen_prefill(request))
-
-    async def chat_prompt(self, request: Request, asked: ChatAsked | TokenizeAsked) -> ChatPrompt:
-        messages = [each.model_dump(exclude_none=True) for each in asked.messages or ()]
-        tools = asked.tools or [] if getattr(asked, "tool_choice", None) != "none" else []
-        return await self.text(request, lambda: self.tokenizer.chat(messages, tools, asked.chat_template_kwargs))
+        self.worker.check_room(1, tenant.name)
+        read = await self.read(request, ChatAsked, share)
+        form = ChatForm(self.name, self.fingerprint, read.asked, self.tokenizer, read.prompts[0].tokens)
+        return await self.begin(read.asked, form, read.prompts, tenant, share, chosen_prefill(request))
 
     async def completions(self, request: Request) -> Response:
         tenant = self.tenant(request)
@@ -299,42 +275,21 @@ class Server:
             return await self.respond(request, await self._begin_completions(request, tenant, share), share)
 
     async def _begin_completions(self, request: Request, tenant: Tenant, share: BodyShare) -> Begun:
-        asked = await self.body(request, CompletionAsked, share)
-        self.check_model(asked.model)
-        given = asked.prompt
-        several: list[Any] = [given] if isinstance(given, str) or (given and isinstance(given[0], int)) else list(given)
-        if not several or not all(several):
-            raise ApiError(400, "prompt: it has at least one token", param="prompt")
-        self.worker.check_room(len(several) * asked.n, tenant.name)
-        for each in several:
-            self.check_tokens("" if isinstance(each, str) else each, "prompt")
-        prompts = await self.text(
-            request,
-            lambda: [ChatPrompt(self.tokenizer.encode(each) if isinstance(each, str) else each) for each in several],
-        )
-        echoes = [each if isinstance(each, str) else self.tokenizer.decode(each) for each in several if asked.echo]
-        form = CompletionForm(self.name, self.fingerprint, asked, echoes)
-        return await self.begin(asked, form, prompts, tenant, share, chosen_prefill(request))
+        self.worker.check_room(1, tenant.name)
+        read = await self.read(request, CompletionAsked, share)
+        form = CompletionForm(self.name, self.fingerprint, read.asked, read.texts)
+        return await self.begin(read.asked, form, read.prompts, tenant, share, chosen_prefill(request))
 
     async def tokenize(self, request: Request) -> Response:
         with self.memory.share(self.tenant(request).name) as share:
-            asked = await self.body(request, TokenizeAsked, share)
-            self.check_model(asked.model)
-            if asked.prompt is None:
-                tokens = (await self.chat_prompt(request, asked)).tokens
-            else:
-                text = asked.prompt
-                tokens = await self.text(request, lambda: self.tokenizer.encode(text))
-        return JSONResponse({"count": len(tokens), "max_model_len": self.longest + 1, "tokens": tokens})
+            (prompt,) = (await self.read(request, TokenizeAsked, share)).prompts
+        told = {"count": len(prompt.tokens), "max_model_len": self.bounds.context, "tokens": prompt.tokens}
+        return JSONResponse(told)
 
     async def detokenize(self, request: Request) -> Response:
         with self.memory.share(self.tenant(request).name) as share:
-            asked = await self.body(request, DetokenizeAsked, share)
-        self.check_model(asked.model)
-        self.check_tokens(asked.tokens, "tokens")
-        if len(asked.tokens) > self.longest + 1:  # more may take long, and are no prompt here
-            raise ApiError(400, f"tokens: there are at most {self.longest + 1}", param="tokens")
-        return JSONResponse({"prompt": self.tokenizer.decode(asked.tokens)})
+            (text,) = (await self.read(request, DetokenizeAsked, share)).texts
+        return JSONResponse({"prompt": text})
 
     async def models(self, request: Request) -> Response:
         self.tenant(request)
@@ -342,7 +297,7 @@ class Server:
 
     async def model(self, request: Request) -> Response:
         self.tenant(request)
-        self.check_model(request.path_params["name"])
+        self.bounds.check_model(request.path_params["name"])
         return JSONResponse(self._model())
 
     def _model(self) -> Object:
@@ -351,15 +306,18 @@ class Server:
             "object": "model",
             "created": self.begun,
             "owned_by": "prefixloom",
-            "max_model_len": self.longest + 1,
+            "max_model_len": self.bounds.context,
         }
 
     async def health(self, request: Request) -> Response:
-        """Whether the engine lives, and what it knows of prefill processes, without which it answers as well. It needs
-        no key, since whoever watches over a server asks it."""
+        """Whether the engine lives, what keeps it or the text from answering, and what it knows of prefill processes,
+        without which it answers as well. It needs no key, since whoever watches over a server asks it."""
         error, peers = self.worker.error, dict(self.worker.engine.peers)
-        told = {"status": "ok" if error is None else str(error), **({"prefill": peers} if peers else {})}
-        return JSONResponse(told, 200 if error is None else 503)
+        troubles = {"engine": self.worker.trouble, "text": self.texts.trouble}
+        told: Object = {name: each for name, each in troubles.items() if each}
+        status = str(error or ("degraded" if told else "ok"))
+        ill = error is not None or "engine" in told
+        return JSONResponse({"status": status, **told, **({"prefill": peers} if peers else {})}, 503 if ill else 200)
 
     def routes(self) -> list[Route]:
         return [
@@ -398,6 +356,7 @@ def make_app(server: Server, more: Sequence[Route] = (), hosts: Hosts = Hosts())
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         server.worker.start()
+        await server.texts.begin()
         try:
             yield
         finally:
@@ -576,4 +535,5 @@ class Announced(uvicorn.Server):
         self.force_exit = True
 
     def _abort_all(self) -> None:
+        self._server.texts.close()
         self._server.worker.abort_all(ApiError(503, "the server ends before this answer does", code="server_ends"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib.metadata
 import logging
 import sys
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from ..contract.texts import Tokenizer
     from .access import Hosts
     from .app import Server
+    from .reading.processes import TextProcesses
 
 NUMBERS = {
     "port": (0, 65535),
@@ -38,6 +40,7 @@ NUMBERS = {
     "seed": (0, 1 << 62),
     "timeout": (1, 1 << 20),
     "drain": (0, 1 << 20),
+    "context": (1, 1 << 31),
 }
 """The least and the greatest value of each option that is a whole number."""
 SIZES = ("memory", "host_memory", "max_body", "max_bodies", "trace_size", "record_size")
@@ -58,6 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     model.add_argument("--dtype", default="auto", help="of its weights (default: as in its config)")
     model.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (default: cpu)")
     model.add_argument("--seed", default="0", metavar="N", help="of the built-in model's random weights (default: 0)")
+    model.add_argument("--context", metavar="N", help="tokens of a prompt and its answer (default: as in its config)")
     model.add_argument("--threads", metavar="N", help="of torch on a CPU (default: as torch decides)")
     cache = parser.add_argument_group("the cache")
     cache.add_argument("--memory", default="1GiB", metavar="SIZE", help="of the cache on the device (default: 1GiB)")
@@ -254,6 +258,17 @@ def assembled(settings: ServeSettings, failed: Callable[[BaseException], None]) 
 
     ``failed`` is called in the event loop of the application if the engine is given up.
     """
+    from .reading.processes import TextProcesses
+
+    texts = TextProcesses(text_of(settings.args, images=True))
+    try:
+        return _assembled(settings, failed, texts)
+    except BaseException:
+        texts.close()
+        raise
+
+
+def _assembled(settings: ServeSettings, failed: Callable[[BaseException], None], texts: TextProcesses) -> Assembled:
     from ..contract.observer import Observer, Polled
     from ..serving.driving import DrivenEngine
     from ..serving.engine import Engine
@@ -266,7 +281,7 @@ def assembled(settings: ServeSettings, failed: Callable[[BaseException], None]) 
     args, numbers, sizes = settings.args, settings.numbers, settings.sizes
     access = Access() if args.keys is None else read_tenants(Path(args.keys))
     trace = None if args.trace is None else Trace(args.trace, size=sizes["trace_size"])
-    model, tokenizer, about = model_of(args)
+    model, about = model_of(args)
     identity = getattr(model, "identity", None)
     tier = None
     if "host_memory" in sizes:
@@ -335,16 +350,18 @@ def assembled(settings: ServeSettings, failed: Callable[[BaseException], None]) 
 
     def ended() -> None:
         store.close()
+        texts.close()
         for close in closing:
             close()
 
     running = numbers["max_running"]
     worker = EngineWorker(make, running + numbers["max_queue"], failed, ended, running=running, shares=access.shares)
     limits = Limits(
-        sizes["max_body"], sizes["max_bodies"], 30.0, numbers["timeout"], numbers["max_answer"], numbers["drain"]
-    )
+        sizes["max_body"], sizes["max_bodies"], 30.0, numbers["timeout"], numbers["max_answer"], numbers["drain"],
+        numbers.get("context", 0),
+    )  # fmt: skip
     name = name_of(args)
-    server = Server(worker, tokenizer, access, limits, name, f"fp_{identity.digest[:12]}" if identity else "fp_unknown")
+    server = Server(worker, texts, access, limits, name, f"fp_{identity.digest[:12]}" if identity else "fp_unknown")
     routes = Admin(server, store).routes()
     if args.insight:
         from .insight import Insight
@@ -436,30 +453,28 @@ def observer_named(name: str) -> Callable[..., Any]:
     raise CompositionError(f"--{name} needs an installed package that has {name!r} in the group {OBSERVERS!r}")
 
 
-def model_of(args: argparse.Namespace) -> tuple[Model, Tokenizer, str]:
-    """The model, what turns text into its tokens, and a description."""
+def model_of(args: argparse.Namespace) -> tuple[Model, str]:
+    """The model, and a description."""
     if args.model is None:
         from ..threeway.model import ThreeWay
         from ..threeway.text import text_sizes
 
         dtype = "float32" if args.dtype == "auto" else args.dtype
         built_in = ThreeWay(text_sizes(), dtype=dtype, device=args.device, seed=int(args.seed))
-        return built_in, tokenizer_of(args), f"{built_in.parameters / 1e6:.1f} million parameters, random"
+        return built_in, f"{built_in.parameters / 1e6:.1f} million parameters, random"
     from ..hf import load
-    from ..hf.text import load_tokenizer
 
     loaded = load(args.model, dtype=args.dtype, device=args.device)
     count = sum(each.numel() for each in loaded.model.parameters())
-    tokenizer = load_tokenizer(args.model, images=loaded.takes_images)
-    return loaded, tokenizer, f"{type(loaded.model).__name__}, {count / 1e6:.1f} million parameters"
+    return loaded, f"{type(loaded.model).__name__}, {count / 1e6:.1f} million parameters"
 
 
-def tokenizer_of(args: argparse.Namespace) -> Tokenizer:
-    """What turns text into tokens, without the model. Images are not looked at."""
+def text_of(args: argparse.Namespace, *, images: bool) -> Callable[[], Tokenizer]:
+    """What makes the tokenizer of a model. ``images``: with the processor of its images, if it takes any."""
     if args.model is None:
         from ..threeway.text import ByteTokenizer
 
-        return ByteTokenizer()
+        return ByteTokenizer
     from ..hf.text import load_tokenizer
 
-    return load_tokenizer(args.model, images=False)
+    return functools.partial(load_tokenizer, args.model, images=images)

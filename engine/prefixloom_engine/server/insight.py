@@ -7,6 +7,7 @@ them. No prompt, token or tenant is in them.
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path as File
@@ -16,16 +17,14 @@ import attrs
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
-from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from prefixloom import CacheStats, Explanation, Figure, InputError, Path, Window
 
-from ..contract.texts import ChatPrompt
 from .app import Server
-from .protocol import ApiError, ExplainAsked, refused
+from .protocol import ApiError, ExplainAsked
 from .worker import PendingAnswer
 
 FRESH_SECONDS = 0.5
@@ -201,16 +200,12 @@ class Insight:
         """Why a prompt would hit what it hits now. Whoever is no administrator learns nothing of others."""
         tenant = self.server.tenant(request)
         with self.server.memory.share(tenant.name) as share:
-            if request.method == "GET":
-                asked = by_query(request)
-            else:
-                asked = await self.server.body(request, ExplainAsked, share)
-            self.server.check_model(asked.model)
-            prompt = await self._prompt(request, asked)
+            data = by_query(request) if request.method == "GET" else b""
+            read = await self.server.read(request, ExplainAsked, share, data)
+            asked, (prompt,) = read.asked, read.prompts
             tokens = prompt.tokens
-            if len(tokens) > self.server.longest + 1:
-                raise ApiError(400, f"the prompt has {len(tokens)} tokens: this server takes {self.server.longest + 1}")
-            share.hold(prompt.bytes)
+            if not tokens:
+                raise ApiError(400, "give a prompt, or messages", param="prompt")
             whole = tenant.admin
             name = tenant.namespace_of(asked.cache_salt)
             if asked.namespace is not None:
@@ -231,30 +226,11 @@ class Insight:
                 told = await self.server.worker.call(look)
         return JSONResponse((told if whole else told.without_others()).as_dict())
 
-    async def _prompt(self, request: Request, asked: ExplainAsked) -> ChatPrompt:
-        if asked.messages is not None:
-            return await self.server.chat_prompt(request, asked)
-        prompt = asked.prompt
-        if not prompt:
-            raise ApiError(400, "give a prompt, or messages", param="prompt")
-        if isinstance(prompt, str):
-            text = prompt
-            return ChatPrompt(list(await self.server.text(request, lambda: self.server.tokenizer.encode(text))))
-        self.server.check_tokens(prompt, "prompt")
-        return ChatPrompt(list(prompt))
 
-
-def by_query(request: Request) -> ExplainAsked:
-    """What a GET asks."""
-    given = {
-        name: request.query_params[name]
-        for name in ("model", "prompt", "cache_salt", "namespace")
-        if name in request.query_params
-    }
-    try:
-        return ExplainAsked.model_validate(given)
-    except ValidationError as error:
-        raise refused(error) from None
+def by_query(request: Request) -> bytes:
+    """Return what a GET asks, as a body."""
+    names = ("model", "prompt", "cache_salt", "namespace")
+    return json.dumps({name: request.query_params[name] for name in names if name in request.query_params}).encode()
 
 
 def family_of(figure: Figure) -> Metric:

@@ -111,7 +111,13 @@ class CompletionAsked(SampledBody):
             raise ValueError("best_of is not served by this server: leave it out, and ask for n choices")
         if self.echo and self.logprobs is not None:
             raise ValueError("echo goes without logprobs: those of the prompt are not computed")
+        if not self.prompt or not (isinstance(self.prompt[0], int) or all(self.prompt)):
+            raise ValueError("prompt: it has at least one token")
         return self
+
+    @property
+    def most_tokens(self) -> int:
+        return self.max_tokens
 
 
 class Url(Body):
@@ -206,7 +212,7 @@ class StoreAsked(Body):
 
 def refused(error: ValidationError) -> ApiError:
     """The first thing that is wrong with a body, in the API's own shape."""
-    first = error.errors(include_url=False, include_context=False)[0]
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     place = ".".join(str(each) for each in first["loc"]) or None
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "json_invalid":

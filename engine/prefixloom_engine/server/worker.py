@@ -31,6 +31,8 @@ MOST_FAILURES = 3
 """After so many steps in a row that raised, the engine is given up."""
 POLL_SECONDS = 0.05
 """How often the cache is polled while there is nothing to compute: copies and writes below the device go on."""
+SILENT_SECONDS = 60.0
+"""After so long in one step, an engine is told not to answer."""
 
 
 class EngineDown(PrefixloomError):
@@ -161,7 +163,7 @@ class EngineWorker:
         """Whether the engine is driven no more."""
         self._wake = threading.Event()
         self._stopping = False
-        self._patience = self._ends_at = 0.0
+        self._patience = self._ends_at = self._stepped_at = 0.0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._started = threading.Event()
         made: Future[DrivenEngine] = Future()
@@ -174,6 +176,12 @@ class EngineWorker:
         """Begin to drive the engine, for the coroutines of the running event loop."""
         self._loop = asyncio.get_running_loop()
         self._started.set()
+
+    @property
+    def trouble(self) -> str:
+        """What keeps the engine from answering, in words; "": nothing."""
+        silent = time.monotonic() - self._stepped_at if self._stepped_at else 0.0
+        return f"a step has run for {silent:.0f} seconds" if silent > SILENT_SECONDS else ""
 
     @property
     def load(self) -> int:
@@ -291,6 +299,7 @@ class EngineWorker:
         failures = 0
         while not (self._stopping and self._is_over()):
             self._wake.clear()
+            self._stepped_at = time.monotonic()
             self._do_calls()
             try:
                 worked = self.engine.step()

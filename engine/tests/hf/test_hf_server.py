@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,11 @@ from tokenizers import Tokenizer, decoders, models, normalizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from prefixloom import CompositionError, InputError
-from prefixloom_engine.hf import load
+from prefixloom_engine.hf import HFModel, load
 from prefixloom_engine.hf.text import FolderTokenizer, WindowDetokenizer, load_tokenizer
 from prefixloom_engine.server.answers import ChatForm, TextPiece
 from prefixloom_engine.server.protocol import ChatAsked
+from prefixloom_engine.server.reading.processes import TextProcesses
 from tests.support.hf_texts import byte_tokenizer
 from tests.support.servers import RunningServer, serving
 
@@ -57,7 +60,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[RunningServer]:
-    with serving(load(folder), load_tokenizer(folder, images=False), capacity={"full": 2048}) as running:
+    texts = TextProcesses(partial(load_tokenizer, folder, images=False))
+    with closing(texts), serving(load(folder), texts, capacity={"full": 2048}) as running:
         yield running
 
 
@@ -87,11 +91,34 @@ def test_a_folder_is_served_with_its_own_template_and_stops(server: RunningServe
             ),
             ({"messages": messages, "chat_template_kwargs": {"chat_template": "mine"}}, "'chat_template', which is no"),
             ({"messages": messages, "chat_template_kwargs": {"return_tensors": "pt"}}, "'return_tensors', which is no"),
-            ({"messages": messages, "chat_template_kwargs": {"messages": []}}, "cannot take these messages"),
-            ({"prompt": "x" * 2100}, "the prompt has 2100 tokens"),
+            ({"messages": messages, "chat_template_kwargs": {"messages": []}}, "'messages', which is no"),
+            ({"prompt": "x" * 601}, "the prompt has 601 tokens and 16 of an answer: this server takes 512 together"),
+            ({"prompt": "x" * 500, "max_tokens": 13}, "and 13 of an answer: this server takes 512 together at most"),
         ):
             refused = client.post(f"/v1/{'completions' if 'prompt' in wrong else 'chat/completions'}", json=wrong)
             assert refused.status_code == 400 and says in refused.json()["error"]["message"]
+            assert "prompt" not in wrong or refused.json()["error"]["code"] == "context_length_exceeded"
+        assert client.get("/v1/models").json()["data"][0]["max_model_len"] == 512
+        whole = {"prompt": "x" * 500, "max_tokens": 12, "ignore_eos": True}
+        assert client.post("/v1/completions", json=whole).json()["usage"]["total_tokens"] == 512
+
+
+@pytest.mark.parametrize(
+    ("rope", "context"),
+    [
+        ({"rope_type": "default"}, 256),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}, 1024),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}, 256),
+        ({"rope_type": "linear", "factor": 4.0}, 256),
+    ],
+    ids=["plain", "yarn", "yarn, extended in the config", "linear"],
+)
+def test_a_models_context_is_what_its_config_says(rope: dict[str, Any], context: int) -> None:
+    config = LlamaConfig(
+        vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2,
+        max_position_embeddings=256, rope_parameters={"rope_theta": 10000.0, **rope},
+    )  # fmt: skip
+    assert HFModel(LlamaForCausalLM(config).eval()).context == context
 
 
 def test_templates_get_variables_of_their_own(folder: Path) -> None:
@@ -100,6 +127,8 @@ def test_templates_get_variables_of_their_own(folder: Path) -> None:
     tokenizer = FolderTokenizer(knowing)
     made = tokenizer.chat([{"role": "user", "content": "x"}], [], {"mood": "calm", "documents": [{"text": "y"}]})
     assert tokenizer.decode(made.tokens) == "calm(y)"
+    with pytest.raises(InputError, match=r"'weather', which is no variable .*: there are documents, mood"):
+        tokenizer.chat([{"role": "user", "content": "x"}], [], {"weather": "fine"})
 
 
 def test_tools_reach_the_template_and_their_calls_come_back_apart(folder: Path) -> None:
@@ -189,30 +218,6 @@ def test_a_long_run_of_tokens_without_text_costs_the_same_each(folder: Path) -> 
     tokens = [*tokenizer.encode("häu"), *end * 2000, *tokenizer.encode("ser 🌧️")]
     assert "".join([*map(come.push, tokens), come.end()]) == "häuser 🌧️"
     assert max(decoded) <= 40
-
-
-def test_no_tokenizer_is_used_by_two_threads_at_once(folder: Path) -> None:
-    """One thread makes prompts while the event loop decodes."""
-    made, used = PreTrainedTokenizerFast.from_pretrained(folder), []
-
-    class Watched:
-        def __call__(self, text: str) -> Any:
-            used.append(("encodes", id(self)))
-            return made(text)
-
-        def convert_ids_to_tokens(self, token: int) -> Any:
-            used.append(("decodes", id(self)))
-            return made.convert_ids_to_tokens(token)
-
-        def decode(self, tokens: list[int], **options: Any) -> Any:
-            used.append(("decodes", id(self)))
-            return made.decode(tokens, **options)
-
-    tokenizer = FolderTokenizer(Watched())
-    assert tokenizer.decode(tokenizer.encode("text")) == "text"
-    tokenizer.token_bytes(tokenizer.encode("t")[0])
-    encoding, decoding = ({it for what, it in used if what == which} for which in ("encodes", "decodes"))
-    assert len(encoding) == len(decoding) == 1 and encoding != decoding
 
 
 def test_a_folder_without_a_tokenizer_or_a_template_says_so(folder: Path, tmp_path: Path) -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import base64
 import io
 import json
+import socket
 import struct
 import zlib
 from collections.abc import Iterator
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +21,13 @@ pytest.importorskip("PIL", reason="Pillow is not installed: it is part of the ex
 
 import torch
 from PIL import Image
+from transformers import LlavaProcessor
 
+from prefixloom import InputError
 from prefixloom_engine.hf import load
-from prefixloom_engine.hf.text import MOST_PIXELS, load_tokenizer
+from prefixloom_engine.hf.text import LEAST_PIXELS, MOST_PIXELS, FolderTokenizer, load_tokenizer
 from prefixloom_engine.server.app import Limits
+from prefixloom_engine.server.reading.processes import TextProcesses
 from tests.server.test_server_clients import eventually
 from tests.support.hf_images import PATCH, PIXELS, llava_folder
 from tests.support.servers import RunningServer, serving
@@ -39,7 +45,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(folder: Path) -> Iterator[RunningServer]:
     model = load(folder, dtype="float64")
     limits = Limits(bodies=1 << 20)
-    with serving(model, load_tokenizer(folder, images=True), capacity={"full": 2048}, limits=limits) as running:
+    texts = TextProcesses(partial(load_tokenizer, folder, images=True))
+    with closing(texts), serving(model, texts, capacity={"full": 2048}, limits=limits) as running:
         yield running
 
 
@@ -168,6 +175,82 @@ def test_an_image_that_cannot_be_read_is_refused(server: RunningServer, urls: li
         told = client.post("/v1/chat/completions", json=asked(*urls))
         assert told.status_code == 400, told.text
         assert says in told.json()["error"]["message"]
+
+
+def test_no_text_of_a_client_reaches_a_loader(server: RunningServer, folder: Path, tmp_path: Path) -> None:
+    """transformers fetches addresses, opens files and starts Pillow's programs for whatever a processor is given."""
+    drawn(3).save(tmp_path / "there.png")
+    with socket.create_server(("127.0.0.1", 0)) as listener, server.client() as client:
+        listener.setblocking(False)
+        places = [f"http://127.0.0.1:{listener.getsockname()[1]}/x.png", str(tmp_path / "there.png"), "/etc/passwd"]
+        places.append(f"file://{tmp_path / 'there.png'}")
+        messages = asked(url(drawn(3)))["messages"]
+        sizes = {"shortest_edge": 4000}
+        variables: list[dict[str, Any]] = [
+            {name: value}
+            for place in places
+            for name in ("images", "image", "videos", "video", "audio", "text", "url", "path", "image_url", "documents")
+            for value in (place, [place], [{"type": "image", "url": place}])
+        ]
+        variables += [{"size": sizes}, {"crop_size": 4000}, {"do_resize": False}, {"images_kwargs": {"size": sizes}}]
+        variables += [{"processor_kwargs": {"images": places}}, {"videos_kwargs": {}}, {"tokenizer_kwargs": {}}]
+        variables += [{"tokenize": False}, {"return_tensors": "np"}, {"return_dict": False}, {"padding": "max_length"}]
+        variables += [{"chat_template": "x"}, {"continue_final_message": True}, {"load_audio_from_video": True}]
+        variables += [{"messages": []}, {"tools": []}, {"add_generation_prompt": False}, {"eos_token": "x"}]
+        parts: list[Any] = [
+            part
+            for place in places
+            for kind in ("image", "video", "audio", "image_url", "input_image", "file")
+            for part in (
+                {"type": kind, "url": place}, {"type": kind, kind: place}, {"type": kind, "path": place},
+                {"type": kind, kind: {"url": place}}, [{"type": kind, "url": place}],
+            )
+        ]  # fmt: skip
+        bodies = [{"messages": messages, "chat_template_kwargs": each} for each in variables]
+        bodies += [{"messages": [{"role": "user", "content": [each]}]} for each in parts]
+        for body in bodies:
+            refused = client.post("/tokenize", json=body)
+            assert refused.status_code == 400, body
+            if "chat_template_kwargs" in body:
+                assert "no variable of this model's chat template" in refused.json()["error"]["message"], body
+        plain = client.post(
+            "/tokenize", json={"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}]}]}
+        )
+        for place in places:  # what a template may look at, and nobody loads
+            more = {"images": [place], "image_url": {"url": place}, "url": place, "path": place}
+            text = {"type": "text", "text": "x", **more}
+            told = client.post("/tokenize", json={"messages": [{"role": "user", "content": [text], **more}], **more})
+            assert told.json() == plain.json()
+        with pytest.raises(BlockingIOError):  # nobody has come
+            listener.accept()
+
+
+def test_a_template_has_its_own_variables_alone(folder: Path) -> None:
+    """A processor takes ``size`` and ``images``; transformers sets ``tools`` and ``eos_token``."""
+    read = load_tokenizer(folder, images=True)
+    processor = LlavaProcessor.from_pretrained(folder)
+    names = "mood images size crop_size videos text padding tools eos_token raise_exception bos_token documents"
+    processor.chat_template = (
+        "{% generation %}" + "".join(f"{{{{ {name} }}}}" for name in names.split()) + "{% endgeneration %}"
+        "{% set own = 1 %}{% for m in messages %}{% if own %}{% continue %}{% endif %}{{ strftime_now(format) }}"
+        "{% endfor %}"
+    )  # fmt: skip
+    told = r"'size', which is no variable of this model's chat template .*: there are documents, format, mood$"
+    with pytest.raises(InputError, match=told):
+        FolderTokenizer(read._tokenizer, processor).chat([{"role": "user", "content": "x"}], [], {"size": 1})
+    processor.chat_template = "{% never"
+    with pytest.raises(InputError, match="there are none"):
+        FolderTokenizer(read._tokenizer, processor).chat([{"role": "user", "content": "x"}], [], {"mood": "calm"})
+
+
+def test_small_images_count_as_what_processors_make_of_them(server: RunningServer) -> None:
+    dot = url(Image.new("RGB", (1, 1)))
+    with server.client() as client:
+        told = client.post(
+            "/tokenize", json={"messages": asked(*[dot] * (MOST_PIXELS // LEAST_PIXELS + 1))["messages"]}
+        )
+        assert told.status_code == 400
+        assert f"each {LEAST_PIXELS} at least" in told.json()["error"]["message"]
 
 
 def test_the_images_of_a_request_are_bounded_together(server: RunningServer) -> None:

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-from pydantic import ValidationError
 from ray.exceptions import RayError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
 from ray.serve.handle import DeploymentHandle
@@ -29,8 +28,10 @@ from starlette.types import Receive, Scope, Send
 from prefixloom import InputError, PrefixloomError
 from prefixloom_engine.server.access import Access, read_tenants
 from prefixloom_engine.server.app import CLIENT_LEFT, PREFILL_HEADER, BodyMemory, Limits, body_bytes, sent, told
-from prefixloom_engine.server.command import hosts_of, tokenizer_of
+from prefixloom_engine.server.command import hosts_of, name_of, text_of
 from prefixloom_engine.server.protocol import ApiError, ChatAsked, CompletionAsked
+from prefixloom_engine.server.reading.bodies import Bounds
+from prefixloom_engine.server.reading.processes import TextProcesses
 
 from ..knowledge.replicas import TrackedReplica
 from ..knowledge.sent_prompts import PAGE, links_of
@@ -79,13 +80,14 @@ class Front:
             self._prefill_router = PrefillRouter(prefill, config.prefill_policy, config.events)
         self._access = Access() if args.keys is None else read_tenants(Path(args.keys))
         self._hosts = hosts_of(args, config.host)
-        self._tokenizer = tokenizer_of(args)
+        self._texts = TextProcesses(text_of(args, images=False))
         self._limits = Limits(
             sizes["max_body"], sizes["max_bodies"], seconds=numbers["timeout"], answer=numbers["max_answer"]
         )
         self._memory = BodyMemory(self._limits.bodies)
         self._figures = FrontFigures()
-        self._texts = asyncio.Semaphore(4)
+        most = 1 << 31  # what is too much, a replica says
+        self._bounds = Bounds(name_of(args), most, most, most, self._limits.answer, self._limits.bodies)
         learned = [self._known, *([] if self._prefill_router is None else [self._prefill_router.replicas])]
         await asyncio.gather(*(each.heard(FIRST_SECONDS) for each in learned))
 
@@ -130,26 +132,14 @@ class Front:
             return RoutingRequest((), 0, session=session)
         tenant = self._access.tenant(request.headers.get("authorization"))
         try:
-            asked = kind.model_validate_json(call.body)
-            async with self._texts:
-                tokens = await asyncio.to_thread(self._tokens, asked)
-        except (ValidationError, InputError):
+            read = await self._texts.read(kind, call.body, self._bounds, tenant.name)
+        except ApiError:
             return RoutingRequest((), 0, session=session)
-        most = asked.most_tokens if isinstance(asked, ChatAsked) else asked.max_tokens
-        output = asked.n * (most or self._limits.answer)  # the choices of a prompt share its pages
+        asked, tokens = read.asked, tuple(read.prompts[0].tokens)
+        output = asked.n * (asked.most_tokens or self._limits.answer)  # the choices of a prompt share its pages
         namespace = tenant.namespace_of(asked.cache_salt)
         links = links_of(tokens, namespace)
         return RoutingRequest(tokens, len(tokens), output, namespace, session, links, PAGE)
-
-    def _tokens(self, asked: ChatAsked | CompletionAsked) -> tuple[int, ...]:
-        """The tokens of a prompt; of several prompts, those of the first one."""
-        if isinstance(asked, CompletionAsked):
-            given = asked.prompt
-            first = given[0] if isinstance(given, list) and given and not isinstance(given[0], int) else given
-            return tuple(self._tokenizer.encode(first) if isinstance(first, str) else first)  # type: ignore[arg-type]
-        messages = [each.model_dump(exclude_none=True) for each in asked.messages]
-        tools = asked.tools or [] if asked.tool_choice != "none" else []
-        return tuple(self._tokenizer.chat(messages, tools, asked.chat_template_kwargs).tokens)
 
     async def _one(self, routing: RoutingRequest, call: HttpCall) -> Response:
         """Have one replica answer, and another one compute its prompt, if there are such."""
