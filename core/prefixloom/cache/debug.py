@@ -87,6 +87,13 @@ class Debug:
             self._race.access(stream, what, source.name, reads=reads)
             self._race.access(stream, what, pool.name, writes=writes)
 
+    def writing(self, what: str, pool: Pool, slots: Many[int]) -> None:
+        """Refuse an op that is about to write slots of the tree, or of nobody."""
+        for slot in slots:
+            stage = pool.stage_of(slot)
+            if stage in (Stage.FREE, Stage.RETIRED, Stage.PUBLISHED):
+                raise InvariantError(f"{what} writes slot {slot} of pool {pool.name!r}, which is {stage.name}")
+
     def step_begun(self, role: str, rows: Rows) -> WatchedStep:
         """Record the begin of a step: the slots that its layers write are being written from now on."""
         step = WatchedStep(role, rows)

@@ -67,7 +67,7 @@ def make_core(shape: Shape, host_lanes: tuple[HostLane, ...]) -> Core:
     core.dropped = Dropped(core.guard)
     for pool in pools:
         pool.dropped = core.dropped
-    core.plugins = PluginCalls(shape.lanes)
+    core.plugins = PluginCalls()
     core.tables = Tables(flight, composition.device)
     if composition.tier is not None:
         core.below = LowerTier(core, composition.tier, host_lanes)

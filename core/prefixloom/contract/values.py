@@ -247,10 +247,15 @@ class AnchorView:
 class Op:
     """Work on slots that the forward stream runs exactly once in a step, before the layers or ``after`` them.
 
-    ``src`` and ``dst`` are slot numbers of the component's pool. The core runs the kinds ``copy``, ``clear``, and
-    ``track``, a copy after the layers; any other kind goes to the component's ``run_forward_op``. With a ``selector``,
-    an int tensor that may lie on the device, each of ``src`` is a tuple of slots, and the selector says which of them
-    is copied.
+    ``component`` is the one that answers with the op. ``sequence`` is the number of a view in the batch; a claim leaves
+    it out, because its op belongs to the sequence that is opened. ``dst`` and ``src`` name places of this sequence: a
+    token position stands for the page that holds it; of a state, 0 is the running state and k the state after k tokens
+    of the last small step. ``dst`` names what the sequence owns, ``src`` also what it reads of the tree. The core turns
+    places into slot numbers when it runs the op; ``run_forward_op`` and ``step.ops`` show these.
+
+    The core runs the kinds ``copy``, ``clear``, and ``track``, a copy after the layers; any other kind goes to the
+    component's ``run_forward_op``. With a ``selector``, an int tensor that may lie on the device, each of ``src`` is a
+    tuple of places, and the selector says which of them is copied.
     """
 
     kind: str
@@ -260,6 +265,7 @@ class Op:
     data: Any = None
     selector: Any = attrs.field(default=None, eq=False, repr=False)
     after: bool = attrs.field(default=False)
+    sequence: int | None = None
 
     def __attrs_post_init__(self) -> None:
         if self.kind == "track":
@@ -320,7 +326,6 @@ class Transfer:
     end: int
     source: Tier
     target: Tier
-    slots: tuple[int, ...] = ()
 
 
 @attrs.frozen

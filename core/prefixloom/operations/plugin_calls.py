@@ -21,15 +21,15 @@ log = logging.getLogger("prefixloom")
 T = TypeVar("T")
 
 
-def _are_slots(slots: Any, capacity: int) -> bool:
-    return isinstance(slots, tuple) and all(slot.__class__ is int and 0 <= slot < capacity for slot in slots)
+def _are_places(places: Any) -> bool:
+    return isinstance(places, tuple) and all(place.__class__ is int and place >= 0 for place in places)
 
 
-def _are_sources(op: Op, capacity: int) -> bool:
-    """Whether the sources of an op are slots or, with a selector, tuples of slots to choose from."""
+def _are_sources(op: Op) -> bool:
+    """Whether the sources of an op are places or, with a selector, tuples of places to choose from."""
     if op.selector is None:
-        return _are_slots(op.src, capacity)
-    return isinstance(op.src, tuple) and all(choices and _are_slots(choices, capacity) for choices in op.src)
+        return _are_places(op.src)
+    return isinstance(op.src, tuple) and all(choices and _are_places(choices) for choices in op.src)
 
 
 def _shown(error: object) -> str:
@@ -50,10 +50,9 @@ class Asked(Protocol):
 class PluginCalls:
     """The plugin calls of one cache. ``errors`` counts the failed calls after which serving went on."""
 
-    __slots__ = ("_lanes", "errors")
+    __slots__ = ("errors",)
 
-    def __init__(self, lanes: Iterable[Lane]) -> None:
-        self._lanes = {lane.name: lane for lane in lanes}
+    def __init__(self) -> None:
         self.errors = 0
 
     def call(self, name: str, hook: str, function: Callable[..., Any], *args: Any) -> Any:
@@ -107,19 +106,24 @@ class PluginCalls:
     def bad_answer(name: str, hook: str, wanted: str, got: object) -> PluginError:
         return PluginError(f"component {name!r}: {hook} must answer {wanted}, got {_shown(got)}")
 
-    def check_ops(self, lane: Lane, hook: str, ops: Iterable[Op]) -> tuple[Op, ...]:
-        """Check that the ops of a plugin can be run, and return them."""
+    def check_ops(self, lane: Lane, hook: str, ops: Iterable[Op], batch: int | None = None) -> tuple[Op, ...]:
+        """Check that the ops of a plugin name places of its own, and return them.
+
+        ``batch``: how many sequences they may name; None: they are claimed for the one that is opened.
+        """
         checked = tuple(ops)
-        lanes = self._lanes
         for op in checked:
-            if not isinstance(op, Op) or op.component not in lanes:
-                raise self.bad_answer(lane.name, hook, f"ops of {', '.join(lanes)}", op)
-            target = lanes[op.component]
+            if not isinstance(op, Op) or op.component != lane.name:
+                raise self.bad_answer(lane.name, hook, f"ops of {lane.name!r}", op)
+            if not _are_places(op.dst) or not _are_sources(op):
+                raise self.bad_answer(lane.name, hook, "places from 0 up", op)
+            unnamed = op.sequence is None and (batch is None or not (op.dst or op.src))
+            if not unnamed and not (op.sequence.__class__ is int and 0 <= op.sequence < (batch or 0)):
+                told = "no sequence, since it is the one that is opened" if batch is None else "a sequence of the batch"
+                raise self.bad_answer(lane.name, hook, f"ops that name {told}", op)
             if op.kind not in ("copy", "clear", "track"):
-                if target.hooks.run_forward_op is None:
-                    raise self.bad_answer(lane.name, hook, f"ops that {op.component!r} has a run_forward_op for", op)
-            elif not _are_slots(op.dst, target.live.capacity) or not _are_sources(op, target.live.capacity):
-                raise self.bad_answer(lane.name, hook, f"slots from 0 to {target.live.capacity - 1}", op)
+                if lane.hooks.run_forward_op is None:
+                    raise self.bad_answer(lane.name, hook, f"ops that {lane.name!r} has a run_forward_op for", op)
             elif op.kind != "clear" and len(op.src) != len(op.dst):
                 raise self.bad_answer(lane.name, hook, "copies with as many sources as destinations", op)
             elif op.selector is not None and (

@@ -542,6 +542,9 @@ class Watcher(Protocol):
     ) -> None:
         """Work that reads slots of ``source`` and writes slots of ``pool`` has been enqueued."""
 
+    def writing(self, what: str, pool: Pool, slots: Many[int]) -> None:
+        """An op is about to be enqueued that writes ``slots``, which must belong to a running sequence."""
+
     def step_begun(self, role: str, rows: Many[tuple[Running, int, int]]) -> Any:
         """A step begins whose layers compute [start, end) of each row. The answer stands for it in what follows."""
 

@@ -18,10 +18,12 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Literal
 
+import attrs
+
 from ..contract.values import Op, WalkView
 from ..device.flight import Gates, Verdict, Work
 from ..device.kernels import index_of
-from ..device.pool import Pool, Stage
+from ..device.pool import ABSENT, Pool, Stage
 from ..device.streams import Stream
 from ..errors import CapacityError, InputError, PluginError, ProtocolError
 from ..tree.holdings import StateHolding, Track
@@ -61,7 +63,7 @@ class Step:
     _tracks: Many[tuple[Running, StateLane, StateHolding, Track, int]]
     _begun: list[tuple[Running, int, int]]  # of a target step in its block: from where, and up to where it computes
     _seen: Many[tuple[Lookahead, Seen]]  # in its block, where content looks ahead: which tokens the layers have
-    _plugin_ops: Many[tuple[Running | None, Op]]  # plugins' own ops, each with the sequence that it was claimed for
+    _plugin_ops: Many[tuple[Running | None, Op, bool]]  # plugins' own, each with its sequence; whether it was claimed
 
     def __init__(
         self,
@@ -88,8 +90,10 @@ class Step:
         self._ahead = ahead
         self._tracks = self._plugin_ops = self._seen = ()
         if core.shape.has_plugin_ops and role == "target":
-            claimed = [(each, op) for each in self._running for op in each.claimed_ops]
-            self._plugin_ops = [*claimed, *((None, op) for op in deferred_ops(core, self._running))]
+            claimed = [(each, op, True) for each in self._running for op in each.claimed_ops]
+            added = deferred_ops(core, self._running)
+            owners = [None if op.sequence is None else self._running[op.sequence] for op in added]
+            self._plugin_ops = [*claimed, *((owner, op, False) for owner, op in zip(owners, added, strict=True))]
 
     def __repr__(self) -> str:
         number = "" if self._state == NEW else f" {self._work.number}"
@@ -117,7 +121,7 @@ class Step:
         fills = batches(self._running) if self.role == "target" else ()
         before = [Op(kind, lane.name, dst=tuple(dst), src=tuple(src)) for (lane, kind), (src, dst) in fills]
         tracks = [Op(lane.kept, lane.name, (track.slot,), (source,)) for _, lane, _, track, source in self._tracks]
-        first, last = ((op for _, op in self._due(after)) for after in (False, True))
+        first, last = ((in_slots(whose, op) for whose, op, _ in self._due(after)) for after in (False, True))
         return (*before, *first, *tracks, *last)
 
     # ------------------------------------------------------------ before the layers
@@ -227,19 +231,22 @@ class Step:
         if self._gates is not None:
             self._gates.open(layer)
 
-    def _due(self, after: bool) -> Iterator[tuple[Running | None, Op]]:
+    def _due(self, after: bool) -> Iterator[tuple[Running | None, Op, bool]]:
         """The plugins' own ops that are still due, those before the layers or those after them."""
-        for running, op in self._plugin_ops:
-            if op.after == after and (running is None or (running.core is not None and op in running.claimed_ops)):
-                yield running, op
+        for running, op, claimed in self._plugin_ops:
+            if op.after == after and (
+                running is None or (running.core is not None and (not claimed or op in running.claimed_ops))
+            ):
+                yield running, op, claimed
 
     def _run_plugin_ops(self, stream: Stream, after: bool) -> None:
-        for running, op in self._due(after):
-            if running is not None:
+        for running, op, claimed in self._due(after):
+            due = in_slots(running, op)  # not earlier: what the sequence owns may have changed since the op was named
+            if running is not None and claimed:
                 left = list(running.claimed_ops)
                 left.remove(op)
                 running.claimed_ops = left
-            run_op(self._core, op, stream)
+            run_op(self._core, due, stream)
 
     def _take_stream(self, given: Any) -> Stream:
         stream = self._stream = self._core.stream(given)
@@ -561,8 +568,27 @@ def deferred_ops(core: Core, sequences: Many[Running]) -> list[Op]:
                 for each in sequences
             )
             more = core.plugins.ask(lane, "deferred_forward_ops", tuple, hook, batch) or ()
-            ops.extend(core.plugins.check_ops(lane, "deferred_forward_ops", more))
+            ops.extend(core.plugins.check_ops(lane, "deferred_forward_ops", more, len(batch)))
     return ops
+
+
+def in_slots(running: Running | None, op: Op) -> Op:
+    """Return the op of a plugin with the slots of the places that it names."""
+    if not (op.dst or op.src):
+        return op
+    assert running is not None
+    lane, holding = running.holding(op.component)
+
+    def slot_at(place: int, own: bool = False) -> int:
+        slot = lane.slot_at(holding, place, own)
+        if slot == ABSENT:
+            why = "does not own it: write what it has reserved and not published" if own else "has nothing there"
+            raise PluginError(f"component {op.component!r}: an op names place {place} of {running!r}, which {why}")
+        return slot
+
+    chosen = op.selector is not None
+    src = tuple([tuple(map(slot_at, place)) if chosen else slot_at(place) for place in op.src])
+    return attrs.evolve(op, dst=tuple([slot_at(place, own=True) for place in op.dst]), src=src)
 
 
 def select_states(core: Core, stream: Stream, lane: Any, kept: Any, rows: list[int], holdings: list[Any]) -> None:
@@ -582,10 +608,8 @@ def select_states(core: Core, stream: Stream, lane: Any, kept: Any, rows: list[i
 
 def run_kind(core: Core, stream: Stream, lane: Any, kind: str, src: list[int], dst: list[int]) -> None:
     """One of the core's own kinds of op on states."""
-    stream.run(lane.work(kind, src, dst))
-    if core.watcher is not None:
-        source, target = lane.ends(kind)
-        core.watcher.accessed(stream, f"{kind} of {lane.name}", target, src, dst, source)
+    source, target = lane.ends(kind)
+    _run_watched(core, stream, f"{kind} of {lane.name}", target, lane.work(kind, src, dst), src, dst, source)
 
 
 def run_apart(core: Core, running: Running, lane: Any, kind: str, src: list[int], dst: list[int]) -> bool:
@@ -633,8 +657,11 @@ def _run_watched(
     work: Callable[[], object],
     reads: Many[int],
     writes: Many[int],
+    source: Pool | None = None,
 ) -> None:
-    """``work`` that reads and writes these slots of ``pool``."""
+    """``work`` that writes slots of ``pool`` and reads slots of ``source``, which is the same pool by default."""
+    if core.watcher is not None:
+        core.watcher.writing(what, pool, writes)
     stream.run(work)
     if core.watcher is not None:
-        core.watcher.accessed(stream, what, pool, reads, writes, pool)
+        core.watcher.accessed(stream, what, pool, reads, writes, source or pool)

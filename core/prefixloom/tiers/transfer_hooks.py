@@ -35,8 +35,9 @@ def plan_of(core: Core, phase: Phase, node: Node, pieces: Iterable[tuple[HostLan
 def proposed(core: Core, tier: TierPart, plan: TransferPlan) -> dict[str, tuple[Interval, ...]]:
     """The positions that plugins want copied as well, by component. A plugin that raises is ignored and counted."""
     wanted: dict[str, list[Interval]] = {}
-    names = {lane.name for lane in core.shape.lanes}
+    everything = {lane.name for lane in core.shape.lanes}
     for who in _plugins(core, tier):
+        names = everything if who is tier else {who.name}
         hook = who.hooks.build_hicache_transfers
         for more in core.plugins.ask_softly(who, "build_hicache_transfers", tuple, hook, plan, plan.phase) or ():
             if (

@@ -220,6 +220,10 @@ class Lane(Generic[C, H]):
         """The slots of ``live`` that it owns, if that is another pool."""
         return []
 
+    def slot_at(self, holding: H, place: int, own: bool) -> int:
+        """The slot that an op names as ``place``, or *absent*. ``own``: only if the sequence owns it."""
+        raise NotImplementedError
+
     def touches(self, holding: H, start: int, end: int, reads: list[int], writes: list[int]) -> None:
         """Add the slots that the layers of a step over positions [start, end) read, and those that they write."""
         raise NotImplementedError
@@ -443,6 +447,10 @@ class PageLane(Lane[C, P]):
 
     def own_slots(self, holding: P) -> list[int]:
         return array("i", holding.own_pages()).tolist()
+
+    def slot_at(self, holding: P, place: int, own: bool) -> int:
+        at, first = place // self.page - holding.base, holding.owned - holding.base if own else 0
+        return holding.table[at] if first <= at < len(holding.table) else ABSENT
 
     def touches(self, holding: P, start: int, end: int, reads: list[int], writes: list[int]) -> None:
         table, base = holding.table, holding.base

@@ -340,6 +340,10 @@ class StateLane(Lane[StateCell, Any]):
     def own_slots(self, holding: StateHolding) -> list[int]:
         return holding.slots()
 
+    def slot_at(self, holding: StateHolding, place: int, own: bool) -> int:
+        slots = (holding.slot, *holding.steps)
+        return slots[place] if place < len(slots) else NO_SLOT
+
     def touches(self, holding: StateHolding, start: int, end: int, reads: list[int], writes: list[int]) -> None:
         if end > start and holding.slot != NO_SLOT:
             writes.append(holding.slot)
