@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
+import attrs
 import pytest
 import torch
 
-from prefixloom import Claim, Component, InputError, Op, Path, PluginError, Point, ProtocolError, RaceError, hookimpl
+from prefixloom import Claim, Component, InputError, Op, Path, PluginError, Point, ProtocolError, hookimpl
 from prefixloom.device.streams import InlineStream, ThreadStream
 from prefixloom.testing.schedules.simulated import Simulation
 from tests.support.helpers import cache_of, enqueue, held, part, path_cache, run, serve, settle
@@ -23,7 +23,7 @@ class Flushing(Component):
         super().__init__(*args)
         self.ran: list[tuple[Op, Any]] = []
         self.batches: list[Any] = []
-        self.answer: Any = (Op("flush", "mine", dst=(1,)),)
+        self.answer: Any = (Op("flush", "mine", dst=(0,), data=1, sequence=0),)
         self.fails = False
 
     @hookimpl
@@ -43,7 +43,7 @@ class Claiming(Flushing):
 
     @hookimpl
     def finalize_match_result(self, walk: Any) -> Claim:
-        return Claim(ops=(Op("flush", "mine", dst=(2,)), Op("flush", "mine", dst=(3,), after=True)))
+        return Claim(ops=(Op("flush", "mine", data=2), Op("flush", "mine", data=3, after=True)))
 
 
 def flushing() -> tuple[Any, Flushing]:
@@ -85,7 +85,8 @@ def test_the_derived_ops_come_first_and_then_the_plugins_own() -> None:
             assert mine.ran == []
             stream = InlineStream("a stream")
             step.run_ops(stream)
-        assert mine.ran == [(Op("flush", "mine", dst=(1,)), stream)]
+        named = attrs.evolve(mine.answer[0], dst=tuple(sequence.pages("mine")))
+        assert mine.ran == [(named, stream)], "places are slots when an op runs"
         (batch,) = mine.batches
         assert [(view.boundary, view.key_tokens) for view in batch] == [(0, 40)]
     settle(cache)
@@ -186,16 +187,16 @@ def test_a_claimed_op_is_due_in_the_first_step_that_runs_it_and_in_no_other() ->
         sequence.grow(8)
         first, second = cache.step([sequence]), cache.step([sequence, other])
         with first:
-            assert [(op.kind, op.dst) for op in first.ops][1:] == [("flush", (2,)), ("flush", (1,)), ("flush", (3,))]
+            assert [(op.kind, op.data) for op in first.ops][1:] == [("flush", 2), ("flush", 1), ("flush", 3)]
             first.run_ops()
-            assert [op.dst for op in first.ops] == [(1,), (3,)], "what the step itself asked for belongs to it alone"
-        assert [op.dst for op, _ in mine.ran] == [(2,), (1,), (3,)]
-        assert [op.dst for op in second.ops if op.kind == "flush"] == [(2,), (1,), (3,)], "those of the other"
+            assert [op.data for op in first.ops] == [1, 3], "what the step itself asked for belongs to it alone"
+        assert [op.data for op, _ in mine.ran] == [2, 1, 3]
+        assert [op.data for op in second.ops if op.kind == "flush"] == [2, 1, 3], "those of the other"
         other.abort()
-        assert [op.dst for op in second.ops] == [(1,)]
+        assert [op.data for op in second.ops] == [1]
         with second:
             second.run_ops()
-        assert [op.dst for op, _ in mine.ran][3:] == [(1,)]
+        assert [op.data for op, _ in mine.ran][3:] == [1]
     settle(cache)
 
 
@@ -203,7 +204,7 @@ def test_a_claimed_op_is_due_in_the_first_step_that_runs_it_and_in_no_other() ->
     "answer",
     [
         5, [Op("flush", "mine")], (5,), (Op("flush", "nobody"),), (Op("flush", "state"),),
-        (Op("clear", "mine", dst=(99,)),), (Op("clear", "mine", dst=(-1,)),), (Op("copy", "mine", dst=(1,)),), (None,),
+        (Op("clear", "mine", dst=(99,)),), (Op("copy", "mine", dst=(0,), sequence=0),), (None,),
     ],
     ids=repr,
 )  # fmt: skip
@@ -288,41 +289,40 @@ def test_plugins_ops_run_before_and_behind_the_layers_on_the_stream(threaded: bo
     mine.ran = Order(order)  # type: ignore[assignment]
     chosen = torch.tensor([1, 0])
     mine.answer = (
-        Op("late", "mine", after=True), Op("track", "mine", dst=(9,), src=(4,)), Op("early", "mine", selector=chosen),
-        Op("copy", "mine", dst=(10, 11), src=((1, 4), (4, 1)), selector=chosen, after=True),
+        Op("late", "mine", after=True), Op("track", "mine", dst=(9,), src=(4,), sequence=0),
+        Op("early", "mine", selector=chosen),
+        Op("copy", "mine", dst=(13, 16), src=((1, 4), (4, 1)), selector=chosen, after=True, sequence=0),
     )  # fmt: skip
     with cache.open(TOKENS) as sequence:
-        sequence.grow(8)
+        sequence.grow(20)
+        pages = sequence.pages("mine")
         with cache.step([sequence]) as step:
             assert [op.kind for op in step.ops] == ["early", "late", "track", "copy"]
             step.run_ops(stream)
             stream.run(lambda: order.append("layers"))
-            stream.run(lambda: data[:, 4].fill_(4))
+            stream.run(lambda: data[:, pages[1]].fill_(4))
             assert threaded or order == ["early", "layers"]
         stream.record().synchronize()
         assert order == ["early", "layers", "late"]
-        assert [int(data[0, slot].max()) for slot in (9, 10, 11)] == [4, 4, 4]
+        assert [int(data[0, slot].max()) for slot in pages] == [0, 4, 4, 4, 4]
         sequence.abort()
     cache.poll()
     stream.close()
     settle(cache)
 
 
-@pytest.mark.parametrize(("src", "dst", "told"), [((40, 40), (50, 51), ""), ((40, 41), (50, 50), "which wrote it")])
-def test_copies_that_a_plugin_asks_for_may_share_what_they_read_and_not_what_they_write(
-    src: tuple[int, int], dst: tuple[int, int], told: str
-) -> None:
+def test_copies_that_a_plugin_asks_for_may_share_what_they_read() -> None:
     mine = part("mine", Path(), kind=Snapshots)
     assert isinstance(mine, Snapshots)
     cache, streams = cache_of(mine), Simulation("one", "two")
-    with contextlib.ExitStack() as stack:
-        for number, name in enumerate(("one", "two")):
-            sequence = stack.enter_context(cache.open([number] * 8))
-            sequence.grow(8)
-            mine.answer = (Op("copy", "mine", dst=dst[number : number + 1], src=src[number : number + 1]),)
-            with pytest.raises(RaceError, match=told) if told and number else contextlib.nullcontext():
-                enqueue(streams[name], sequence)
-            sequence.abort()
+    mine.answer = ()
+    serve(cache, TOKENS[:8])
+    mine.answer = (Op("copy", "mine", dst=(8,), src=(0,), sequence=0),)
+    for number, name in enumerate(("one", "two")):
+        sequence = cache.open([*TOKENS[:8], number, number])
+        sequence.grow(2)
+        enqueue(streams[name], sequence)
+        sequence.abort()
     streams.drain()
     settle(cache)
 
@@ -341,13 +341,12 @@ class Order(list[Any]):
 @pytest.mark.parametrize(
     "answer",
     [
-        (Op("track", "mine", dst=(1,)),),
-        (Op("copy", "mine", dst=(1,), src=((1, 99),), selector=torch.tensor([0])),),
-        (Op("copy", "mine", dst=(1, 2), src=((1, 2), (1,)), selector=torch.tensor([0, 0])),),
-        (Op("copy", "mine", dst=(1,), src=((1, 2),), selector=torch.tensor([0, 0])),),
-        (Op("copy", "mine", dst=(1,), src=((1, 2), (1, 2)), selector=torch.tensor([0])),),
+        (Op("track", "mine", dst=(0,), sequence=0),),
+        (Op("copy", "mine", dst=(1, 2), src=((1, 2), (1,)), selector=torch.tensor([0, 0]), sequence=0),),
+        (Op("copy", "mine", dst=(1,), src=((1, 2),), selector=torch.tensor([0, 0]), sequence=0),),
+        (Op("copy", "mine", dst=(1,), src=((1, 2), (1, 2)), selector=torch.tensor([0]), sequence=0),),
     ],
-    ids=["no source", "no such slot", "unequal choices", "too many selected", "too many choices"],
+    ids=["no source", "unequal choices", "too many selected", "too many choices"],
 )
 def test_tracks_and_selections_that_cannot_be_are_refused(answer: Any) -> None:
     cache, mine = flushing()

@@ -173,21 +173,21 @@ class Unreadable(torch.Tensor):
 
 @pytest.mark.parametrize("kind", ["copy", "track"])
 def test_an_op_of_a_plugin_may_have_a_selector_and_nobody_reads_it(kind: str) -> None:
-    mine = part("mine", Point(), kind=Adds)
+    mine = part("mine", Point(), kind=Adds, max_rewind=2)
     assert isinstance(mine, Adds)
-    cache = cache_of(mine, slots=8)
+    cache = cache_of(mine, slots=8, max_rewind=2)
     sequence = cache.open(TOKENS)
     sequence.grow(4)
     selector = torch.tensor([1]).as_subclass(Unreadable)
-    mine.answer = (Op(kind, "mine", dst=(1,), src=((2, 3),), selector=selector),)
+    mine.answer = (Op(kind, "mine", dst=(0,), src=((1, 2),), selector=selector, sequence=0),)
     data = cache.pool("mine").buffers["data"]
-    data[0, 3] = 33
+    data[0, sequence.rewind_slots("mine")[1]] = 33
     sim = Simulation("a")
     enqueue(sim["a"], sequence)
     sim.drain()
-    assert data[0, 1].tolist() == [33, 33]
-    for wrong in (((2, 9),), (2,), ((),), ((2, 3), (2,)), ()):
-        mine.answer = (Op(kind, "mine", dst=(1,), src=wrong, selector=torch.tensor([1])),)
+    assert data[0, sequence.pages("mine")[0]].tolist() == [33, 33]
+    for wrong in ((2,), ((),), ((1, 2), (1,)), ()):
+        mine.answer = (Op(kind, "mine", dst=(0,), src=wrong, selector=torch.tensor([1]), sequence=0),)
         with pytest.raises(PluginError, match="must answer"):
             cache.step([sequence])
     cache.poll()
@@ -201,6 +201,6 @@ def test_an_op_of_a_plugin_names_slots_of_running_states_also_where_they_rest_in
     run(sequence, 4)
     data = cache.pool("state").buffers["data"]
     data.fill_(7)
-    mine.answer = (Op("clear", "state", dst=tuple(sequence.pages("state"))),)
+    mine.answer = (Op("clear", "state", dst=(0,), sequence=0),)
     run(sequence, 4)
     assert data[0, sequence.pages("state")[0]].tolist() == [0, 0]

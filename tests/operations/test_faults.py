@@ -302,7 +302,7 @@ def test_ops_over_things_that_are_no_slots_are_a_plugin_error(op: Op) -> None:
     cache.composition.parts[0].component.op = op
     with cache.open(TOKENS) as sequence:
         sequence.grow(4)
-        with pytest.raises(PluginError, match="must answer slots"):
+        with pytest.raises(PluginError, match="must answer places"):
             cache.step([sequence])
 
 

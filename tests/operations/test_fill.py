@@ -156,7 +156,7 @@ def test_between_fill_and_commit_a_state_cannot_be_rewound(debug: bool) -> None:
 class Adding(Component):
     @hookimpl
     def deferred_forward_ops(self, batch: Any) -> Any:
-        return (Op("clear", self.name, dst=(0,)),)
+        return (Op("clear", self.name, dst=(0,), sequence=0),)
 
 
 class Claiming(Component):

@@ -149,7 +149,7 @@ def test_needs_are_summed_with_the_derived_one() -> None:
 def test_ops_are_concatenated_after_the_derived_ones_in_the_order_of_composition() -> None:
     first, second = answering("first", Path()), answering("second", Point())
     cache = cache_of(first, second)
-    first.match = lambda walk: Claim(ops=(Op("a", "first"), Op("b", "second")))
+    first.match = lambda walk: Claim(ops=(Op("a", "first"), Op("b", "first")))
     second.match = lambda walk: Claim(ops=(Op("c", "second"),))
     with cache.open(TOKENS) as sequence:
         sequence.grow(4)

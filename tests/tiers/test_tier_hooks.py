@@ -96,8 +96,9 @@ def test_t3_what_is_added_is_copied_as_far_as_it_is_there() -> None:
 
 def test_t3_of_what_is_rebuilt_and_not_below_nothing_can_be_added() -> None:
     more = (Transfer("again", 0, 8, "host", "device"),)
-    again = part("again", Nothing(), replay=8)
-    cache = tiered(asked("path", Path(), lambda plan: more if plan.phase == "load" else None), again)
+    again = part("again", Nothing(), Asked, replay=8)
+    again.more = lambda plan: more if plan.phase == "load" else None  # type: ignore[attr-defined]
+    cache = tiered(part("path", Path()), again)
     serve(cache, range(40))
     cache.evict(1000)
     with cache.open(range(44)) as sequence:
@@ -151,6 +152,7 @@ def test_t3_a_backup_may_take_along_what_lies_above() -> None:
     "more",
     [
         (Transfer("nobody", 0, 4, "host", "device"),),
+        (Transfer("path", 0, 4, "host", "device"),),
         (Transfer("near", 0, 4, "device", "device"),),
         (Transfer("near", 8, 4, "host", "device"),),
         ("near",),
