@@ -152,7 +152,7 @@ def test_t3_a_backup_may_take_along_what_lies_above() -> None:
     "more",
     [
         (Transfer("nobody", 0, 4, "host", "device"),),
-        (Transfer("path", 0, 4, "host", "device"),),
+        lambda plan: (Transfer("path", 0, 4, plan.transfers[0].source, plan.transfers[0].target),),
         (Transfer("near", 0, 4, "device", "device"),),
         (Transfer("near", 8, 4, "host", "device"),),
         ("near",),
