@@ -235,12 +235,41 @@ class ClearsAnothersSlot(Component):
         return (Op("clear", self.name, dst=(0,)),)
 
 
+class ClearsWhatIsPublished(Component):
+    """Its op wipes what the tree owns by then."""
+
+    @hookimpl
+    def deferred_forward_ops(self, batch: Any) -> tuple[Op, ...]:
+        return tuple(Op("clear", self.name, dst=(0,), sequence=i) for i, walk in enumerate(batch) if walk.walked > 40)
+
+
+class ClearsWhatIsComputed(Component):
+    """Its op wipes the page in which its sequence goes on."""
+
+    @hookimpl
+    def deferred_forward_ops(self, batch: Any) -> tuple[Op, ...]:
+        pages = [(i, walk.boundary - 1) for i, walk in enumerate(batch) if walk.boundary > walk.start]
+        return tuple(Op("clear", self.name, dst=(at,), sequence=i) for i, at in pages)
+
+
 class ClearsAll(Component):
+    @hookimpl
+    def deferred_forward_ops(self, batch: Any) -> tuple[Op, ...]:
+        return tuple(Op("clear", self.name, dst=(0,), sequence=i) for i in range(len(batch)))
+
+
+class OpWritesAFreeSlot(Component):
+    """Its op writes a slot that it does not name and that mostly nobody has."""
+
     pool: Any = None
 
     @hookimpl
     def deferred_forward_ops(self, batch: Any) -> tuple[Op, ...]:
-        return (Op("clear", self.name, dst=tuple(range(self.pool.capacity))),)
+        return tuple(Op("wipe", self.name, dst=(walk.walked - 1,), sequence=i) for i, walk in enumerate(batch))
+
+    @hookimpl
+    def run_forward_op(self, op: Any) -> None:
+        self.pool.clear((0,))
 
 
 class Stamping(Component):
