@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from prefixloom import Claim, Component, Op, Path, PluginError, Point, Reach, Window, hookimpl
+from prefixloom import Claim, Component, Op, Path, PluginError, Point, ProtocolError, Reach, Window, hookimpl
 from prefixloom.cache.cache import Cache
 from prefixloom.cache.sequence import Sequence
 from tests.support.helpers import Blocks, cache_of, part, run, serve, settle
@@ -200,3 +200,33 @@ def test_op_that_names_slots_or_a_sequence_or_component_that_is_not_its_own_is_r
             cache.step([sequence])
         mine.added = ()
         assert contents(cache) == before
+
+
+def test_op_may_name_a_slot_that_its_component_minted_and_no_other_span() -> None:
+    mine = asking(Point())
+    cache = cache_of(part("path", Path()), mine)
+    one, other, wide = mine.pool.mint(1), cache.pool("path").mint(1), mine.pool.mint(2)
+    (slot,) = one.ids
+    data = mine.pool.buffers["data"]
+    with cache.open(range(8)) as sequence:
+        run(sequence, 4)
+        (running,) = sequence.pages("mine")
+        data[:, running] = 6
+        mine.added = (Op("copy", "mine", dst=(one,), src=(0,), sequence=0), Op("write", "mine", dst=(0,), sequence=0))
+        run(sequence, 4)
+        assert (data[0, slot].tolist(), data[0, running].tolist()) == ([6, 6], [-1, -1])
+        mine.added = (Op("clear", "mine", dst=(one,)),)
+        run(sequence, 0)
+        assert data[0, slot].tolist() == [0, 0]
+        for wrong in (other, wide):
+            mine.added = (Op("clear", "mine", dst=(wrong,)),)
+            with pytest.raises(PluginError, match="an op names place <PageSpan of"):
+                run(sequence, 0)
+        one.free()
+        mine.added = (Op("clear", "mine", dst=(one,)),)
+        with pytest.raises(ProtocolError, match="after it moved or was freed"):
+            run(sequence, 0)
+        mine.added = ()
+    other.free()
+    wide.free()
+    settle(cache)

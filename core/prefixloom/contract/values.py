@@ -250,8 +250,9 @@ class Op:
     ``component`` is the one that answers with the op. ``sequence`` is the number of a view in the batch; a claim leaves
     it out, because its op belongs to the sequence that is opened. ``dst`` and ``src`` name places of this sequence: a
     token position stands for the page that holds it; of a state, 0 is the running state and k the state after k tokens
-    of the last small step. ``dst`` names what the sequence owns, ``src`` also what it reads of the tree. The core turns
-    places into slot numbers when it runs the op; ``run_forward_op`` and ``step.ops`` show these.
+    of the last small step. ``dst`` names what the sequence owns, ``src`` also what it reads of the tree. A span of one
+    slot that was minted of the component's pool is a place, too. The core turns places into slot numbers when it runs
+    the op; ``run_forward_op`` and ``step.ops`` show these.
 
     The core runs the kinds ``copy``, ``clear``, and ``track``, a copy after the layers; any other kind goes to the
     component's ``run_forward_op``. With a ``selector``, an int tensor that may lie on the device, each of ``src`` is a
@@ -260,7 +261,7 @@ class Op:
 
     kind: str
     component: str
-    dst: tuple[int, ...] = ()
+    dst: tuple[Any, ...] = ()
     src: tuple[Any, ...] = ()
     data: Any = None
     selector: Any = attrs.field(default=None, eq=False, repr=False)

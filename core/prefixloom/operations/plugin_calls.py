@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ..contract.values import Op
+from ..device.pool import PageSpan
 from ..errors import PluginError, PrefixloomError
 
 if TYPE_CHECKING:
@@ -22,7 +24,10 @@ T = TypeVar("T")
 
 
 def _are_places(places: Any) -> bool:
-    return isinstance(places, tuple) and all(place.__class__ is int and place >= 0 for place in places)
+    """Whether these are positions, places of a state, or spans that somebody minted."""
+    return isinstance(places, tuple) and all(
+        isinstance(place, PageSpan) or (place.__class__ is int and place >= 0) for place in places
+    )
 
 
 def _are_sources(op: Op) -> bool:
@@ -30,6 +35,10 @@ def _are_sources(op: Op) -> bool:
     if op.selector is None:
         return _are_places(op.src)
     return isinstance(op.src, tuple) and all(choices and _are_places(choices) for choices in op.src)
+
+
+def _places_of(op: Op) -> tuple[Any, ...]:
+    return (*op.dst, *(op.src if op.selector is None else chain.from_iterable(op.src)))
 
 
 def _shown(error: object) -> str:
@@ -115,9 +124,9 @@ class PluginCalls:
         for op in checked:
             if not isinstance(op, Op) or op.component != lane.name:
                 raise self.bad_answer(lane.name, hook, f"ops of {lane.name!r}", op)
-            if not _are_places(op.dst) or not _are_sources(op):
+            if not (_are_places(op.dst) and _are_sources(op)):
                 raise self.bad_answer(lane.name, hook, "places from 0 up", op)
-            unnamed = op.sequence is None and (batch is None or not (op.dst or op.src))
+            unnamed = op.sequence is None and (batch is None or all(isinstance(at, PageSpan) for at in _places_of(op)))
             if not unnamed and not (op.sequence.__class__ is int and 0 <= op.sequence < (batch or 0)):
                 told = "no sequence, since it is the one that is opened" if batch is None else "a sequence of the batch"
                 raise self.bad_answer(lane.name, hook, f"ops that name {told}", op)

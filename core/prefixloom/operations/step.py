@@ -23,7 +23,7 @@ import attrs
 from ..contract.values import Op, WalkView
 from ..device.flight import Gates, Verdict, Work
 from ..device.kernels import index_of
-from ..device.pool import ABSENT, Pool, Stage
+from ..device.pool import ABSENT, PageSpan, Pool, Stage
 from ..device.streams import Stream
 from ..errors import CapacityError, InputError, PluginError, ProtocolError
 from ..tree.holdings import StateHolding, Track
@@ -121,7 +121,9 @@ class Step:
         fills = batches(self._running) if self.role == "target" else ()
         before = [Op(kind, lane.name, dst=tuple(dst), src=tuple(src)) for (lane, kind), (src, dst) in fills]
         tracks = [Op(lane.kept, lane.name, (track.slot,), (source,)) for _, lane, _, track, source in self._tracks]
-        first, last = ((in_slots(whose, op) for whose, op, _ in self._due(after)) for after in (False, True))
+        first, last = (
+            (in_slots(self._core, whose, op) for whose, op, _ in self._due(after)) for after in (False, True)
+        )
         return (*before, *first, *tracks, *last)
 
     # ------------------------------------------------------------ before the layers
@@ -241,7 +243,9 @@ class Step:
 
     def _run_plugin_ops(self, stream: Stream, after: bool) -> None:
         for running, op, claimed in self._due(after):
-            due = in_slots(running, op)  # not earlier: what the sequence owns may have changed since the op was named
+            due = in_slots(
+                self._core, running, op
+            )  # not earlier: what the sequence owns may have changed since the op was named
             if running is not None and claimed:
                 left = list(running.claimed_ops)
                 left.remove(op)
@@ -572,15 +576,19 @@ def deferred_ops(core: Core, sequences: Many[Running]) -> list[Op]:
     return ops
 
 
-def in_slots(running: Running | None, op: Op) -> Op:
+def in_slots(core: Core, running: Running | None, op: Op) -> Op:
     """Return the op of a plugin with the slots of the places that it names."""
     if not (op.dst or op.src):
         return op
-    assert running is not None
-    lane, holding = running.holding(op.component)
+    lane = core.shape.lane(op.component)
 
-    def slot_at(place: int, own: bool = False) -> int:
-        slot = lane.slot_at(holding, place, own)
+    def slot_at(place: int | PageSpan, own: bool = False) -> int:
+        slot = ABSENT
+        if not isinstance(place, PageSpan):
+            assert running is not None
+            slot = lane.slot_at(running.held[lane.index], place, own)
+        elif place.pool is lane.live and len(place) == 1:
+            (slot,) = place.ids
         if slot == ABSENT:
             why = "does not own it: write what it has reserved and not published" if own else "has nothing there"
             raise PluginError(f"component {op.component!r}: an op names place {place} of {running!r}, which {why}")
