@@ -229,17 +229,17 @@ class ComponentSpecs:
 
         When: once per step of role "target", with one view per sequence (its committed, named, reserved and published
         lengths); never for role "draft".
-        Mutates: nothing. Folded: concatenated after all derived and claimed ops, in the order of the components.
-        Raises: no step is made.
-        Example: ``return (Op("flush", "ring"),)``
+        Mutates: nothing. Folded: concatenated after all derived and claimed ops, in the order of the components. An
+        op names places of a sequence of the batch, and the core turns them into slots. Raises: no step is made.
+        Example: ``return tuple(Op("flush", "ring", dst=(w.boundary,), sequence=i) for i, w in enumerate(batch))``
         """
 
     @hookspec
     def run_forward_op(self, op: Op, stream: Any) -> None:
         """Run an op of the component's own kind on the forward stream.
 
-        When: once per op whose kind is neither ``copy`` nor ``clear``.
-        Mutates: the content of the slots that the op names, nothing else. Folded: not. Raises: the step commits
+        When: once per op whose kind is not ``copy``, ``clear`` or ``track``; its ``dst`` and ``src`` are slots.
+        Mutates: the content of the slots in ``dst``, nothing else. Folded: not. Raises: the step commits
         nothing.
         Example: ``self.pool.buffers["ring"][:, list(op.dst)] = 0``
         """
