@@ -9,9 +9,22 @@ from typing import Any
 import pytest
 import torch
 
-from prefixloom import Claim, Component, Op, Path, PluginError, Point, ProtocolError, Reach, Window, hookimpl
+from prefixloom import (
+    Claim,
+    Component,
+    InvariantError,
+    Op,
+    Path,
+    PluginError,
+    Point,
+    ProtocolError,
+    Reach,
+    Window,
+    hookimpl,
+)
 from prefixloom.cache.cache import Cache
 from prefixloom.cache.sequence import Sequence
+from prefixloom.tree.lane import PageLane
 from tests.support.helpers import Blocks, cache_of, part, run, serve, settle
 
 KINDS = ("clear", "copy", "track", "write")
@@ -230,3 +243,24 @@ def test_op_may_name_a_slot_that_its_component_minted_and_no_other_span() -> Non
     other.free()
     wide.free()
     settle(cache)
+
+
+def test_debug_mode_refuses_an_op_that_is_about_to_write_a_slot_of_the_tree(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The core gives an op what its sequence only reads: the mistake is made here."""
+    honest = PageLane.slot_at
+    monkeypatch.setattr(PageLane, "slot_at", lambda *told: honest(*told[:3], False))
+    mine = asking(Path())
+    cache = cache_of(mine)
+    serve(cache, range(8))
+    mine.added = (Op("clear", "mine", dst=(0,), sequence=0),)
+    data = cache.pool("mine").buffers["data"].fill_(5)
+    with cache.open(range(12)) as sequence:
+        sequence.grow(4)
+        step = cache.step([sequence])
+        with (
+            pytest.raises(InvariantError, match="clear of mine writes slot 62 of pool 'mine', which is PUBLISHED"),
+            step,
+        ):
+            step.run_ops()
+        assert (data == 5).all()
+        sequence.abort()
