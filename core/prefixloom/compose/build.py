@@ -6,16 +6,13 @@ the tier below and debug mode among them. It does no cache operation.
 
 from __future__ import annotations
 
-import gc
-import threading
-import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 from ..cache.cache import Cache
 from ..cache.debug import Debug
-from ..contract.composition import Composition, Part, TierPart
+from ..contract.composition import Composition, Part
 from ..contract.policy import serving
 from ..contract.queues import Queue
 from ..contract.values import Tier, WalkView
@@ -39,49 +36,13 @@ from ..tree.state_lane import CodedLane, StateLane
 from ..tree.window_lane import WindowLane
 from .registry import Registry
 
-_CACHES: weakref.WeakKeyDictionary[Core, weakref.ref[Cache]] = weakref.WeakKeyDictionary()
-"""All caches; a component's pool keeps the core of one that was dropped."""
-_BUILDING = threading.RLock()
-
 
 def build(composition: Composition, registry: Registry, tensors: Mapping[str, Any] | None = None) -> Cache:
     """The cache of ``composition``. Adapters of models are looked up in ``registry``.
 
     ``tensors``: memory that somebody else has, by component.
     """
-    with _BUILDING:
-        _refuse_shared(composition)
-        core = _build(composition, _checked_tensors(composition, tensors))
-        cache = Cache(core, registry.session_plugins)
-        _CACHES[core] = weakref.ref(cache)
-    return cache
-
-
-def _refuse_shared(composition: Composition) -> None:
-    """Refuse an instance that serves another cache: its pool and its notes are that one's (0076)."""
-
-    def shared() -> list[Part | TierPart]:
-        used = [core for core, cache in _CACHES.items() if cache() is not None or core.live]
-        others = [part.component for core in used for part in _with_notes(core.shape.composition)]
-        return [part for part in _with_notes(composition) if any(part.component is other for other in others)]
-
-    if shared():
-        gc.collect()  # a cache that was dropped may wait for it
-    for part in shared():
-        raise CompositionError(
-            f"{part.name!r} ({part.origin}) serves another cache that is still in use. Make an instance for each cache"
-        )
-
-
-def _with_notes(composition: Composition) -> list[Part | TierPart]:
-    """The tier, and the components that may remember something of a cache: by a hook, or by their pool."""
-    parts: list[Part | TierPart] = [
-        part for part in composition.parts if part.hooks.overridden or hasattr(part.component, "pool")
-    ]
-    return parts if composition.tier is None else [*parts, composition.tier]
-
-
-def _build(composition: Composition, tensors: Mapping[str, Any]) -> Core:
+    tensors = _checked_tensors(composition, tensors)
     validators = make_validators(composition, ("device",))  # first: a plugin may refuse, and nothing is allocated yet
     tier_validators = [] if composition.tier is None else make_validators(composition, ("device", "host"))
     lanes = tuple(make_lane(composition, i, tensors.get(part.name)) for i, part in enumerate(composition.parts))
@@ -89,7 +50,7 @@ def _build(composition: Composition, tensors: Mapping[str, Any]) -> Core:
         lane.feeds = tuple(other for other in lanes if _falls_with(other, lane))
     host_lanes = () if composition.tier is None else make_host_lanes(composition, composition.tier, lanes)
     shape = make_shape(composition, lanes, host_lanes, validators, tier_validators)
-    return make_core(shape, host_lanes)
+    return Cache(make_core(shape, host_lanes), registry.session_plugins)
 
 
 def make_core(shape: Shape, host_lanes: tuple[HostLane, ...]) -> Core:

@@ -7,10 +7,13 @@ is known here.
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 import os
 import re
+import threading
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal, TypeVar
 
@@ -18,12 +21,13 @@ import attrs
 
 from ..cache.cache import Cache
 from ..contract.admission import ADMISSIONS, AdmissionPolicy
-from ..contract.composition import Composition, Hooks, Part
+from ..contract.composition import Composition, Hooks, Part, TierPart
 from ..contract.manifest import LAYOUTS, Layout, parse_memory
 from ..contract.policy import BUILT_IN, EvictionPolicy, missing_methods
 from ..contract.values import Profile
 from ..device.codecs import Coder
 from ..errors import CompositionError
+from ..operations.state import Core
 from .binding import bind, make_manager
 from .build import build
 from .capabilities import (
@@ -57,6 +61,11 @@ P = TypeVar("P")
 
 Capacity = int | Mapping[str, int]
 Slots = Literal["own", "lent"]
+
+
+_CACHES: weakref.WeakKeyDictionary[Core, weakref.ref[Cache]] = weakref.WeakKeyDictionary()
+"""All caches; a component's pool keeps the core of one that was dropped."""
+_COMPOSING = threading.RLock()
 
 
 def compose(
@@ -121,7 +130,35 @@ def compose(
         device=device, layout=layout, slots=slots, policy=policy, shares=shares, admission=admission,
         max_rewind=max_rewind, debug=debug, tracing=tracing, serve=serve, plugins=plugins, registry=registry,
     )  # fmt: skip
-    return build(composition, registry, tensors)
+    with _COMPOSING:
+        _refuse_shared(composition)
+        cache = build(composition, registry, tensors)
+        _CACHES[cache.core] = weakref.ref(cache)
+    return cache
+
+
+def _refuse_shared(composition: Composition) -> None:
+    """Refuse an instance that serves another cache: its pool and its notes are that one's (0076)."""
+
+    def shared() -> list[Part | TierPart]:
+        used = [core for core, cache in _CACHES.items() if cache() is not None or core.live]
+        others = [part.component for core in used for part in _with_notes(core.shape.composition)]
+        return [part for part in _with_notes(composition) if any(part.component is other for other in others)]
+
+    if shared():
+        gc.collect()  # a cache that was dropped may wait for it
+    for part in shared():
+        raise CompositionError(
+            f"{part.name!r} ({part.origin}) serves another cache that is still in use. Make an instance for each cache"
+        )
+
+
+def _with_notes(composition: Composition) -> list[Part | TierPart]:
+    """The tier, and the components that may remember something of a cache: by a hook, or by their pool."""
+    parts: list[Part | TierPart] = [
+        part for part in composition.parts if part.hooks.overridden or hasattr(part.component, "pool")
+    ]
+    return parts if composition.tier is None else [*parts, composition.tier]
 
 
 def negotiate(
