@@ -25,7 +25,6 @@ from prefixloom import (
     compose,
     hookimpl,
 )
-from prefixloom.compose import entry
 from prefixloom.compose.entry import negotiate
 from prefixloom.compose.registry import Registry
 from prefixloom.contract.composition import Composition, Part
@@ -132,10 +131,9 @@ def test_hooks_are_bound_per_part_and_traced_on_request() -> None:
         assert seen == expected
 
 
-def test_compose_makes_a_cache_of_what_negotiate_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entry, "build", lambda composition, registry, tensors: [composition])
-    made: Any = compose(None, plugins=[paths()], capacity=64, page_size=4, debug=True, max_rewind=2, policy="fifo")
-    (composition,) = made
+def test_compose_makes_a_cache_of_what_negotiate_answers() -> None:
+    made = compose(None, plugins=[paths()], capacity=64, page_size=4, debug=True, max_rewind=2, policy="fifo")
+    composition = made.composition
     assert isinstance(composition, Composition)
     assert isinstance(composition.parts[0], Part)
     assert (composition.page, composition.parts[0].capacity, composition.debug) == (4, 16, True)
