@@ -12,7 +12,7 @@ from typing import Any
 
 from ..contract.values import Claim, NodeView
 from ..device.pool import ABSENT
-from ..errors import CapacityError, InputError, Shortage
+from ..errors import CapacityError, InputError, PrefixloomError, Shortage
 from ..tree.lane import Lane
 from ..tree.radix import Node
 from .retain import reclaim
@@ -53,7 +53,7 @@ def _make_room_to_grow(core: Core, running: Running, length: int, count: int) ->
             wanted.append((lane, missing, holding))
     try:
         make_room(core, wanted, "reserve", count, running)
-    except BaseException:
+    except PrefixloomError:
         for lane in core.shape.page_lanes:
             lane.rewind(running.held[lane.index], running.reserved)
         raise
@@ -186,22 +186,21 @@ def _evict(core: Core, lane: Lane, count: int, unneeded: bool) -> int:
     if below is not None:
         below.losing(lane, lane.trimmed_first(count))
     before = lane.in_tree
-    got = 0
+    got = lane.trim(count, emptied)
+    if not unneeded:
+        asks = lane.hooks.evict_component is not None or (below is not None and below.demotes(lane))
+        got += _evict_asking(core, lane, count - got, freed) if asks else lane.evict(count - got, freed)
+    index.prune_all(emptied)
+    lane.evicted += before - lane.in_tree
     try:
-        got = lane.trim(count, emptied)
-        if not unneeded:
-            asks = lane.hooks.evict_component is not None or (below is not None and below.demotes(lane))
-            got += _evict_asking(core, lane, count - got, freed) if asks else lane.evict(count - got, freed)
-    finally:  # an interrupt in a hook or in a copy: what has gone by then has gone
-        index.prune_all(emptied)
-        lane.evicted += before - lane.in_tree
-        try:
-            gone = freed if below is None else below.gone(lane, freed)
-            with core.because("unneeded", lane.name):
-                for other in lane.feeds:
-                    other.fall(gone, lane)
-        finally:  # a reach that is plain Python may raise
-            index.prune_all(freed)
+        gone = freed if below is None else below.gone(lane, freed)
+        with core.because("unneeded", lane.name):
+            for other in lane.feeds:
+                other.fall(gone, lane)
+    except PrefixloomError:  # a reach that is plain Python may raise
+        index.prune_all(freed)
+        raise
+    index.prune_all(freed)
     return got
 
 
@@ -217,27 +216,17 @@ def _evict_asking(core: Core, lane: Lane, count: int, freed: list[Node]) -> int:
         if not victims:
             break
         asked = [cell for cell in victims if cell not in held]
-        try:
-            staying = _held_back(core, lane, asked)
-            if core.below is not None:
-                core.below.losing(lane, [cell for cell in victims if cell not in staying])
-        except BaseException:  # an interrupt in the hook or in a copy: no victim goes
-            for cell in reversed(victims):
-                lane.put_back(cell)
-            raise
+        staying = _held_back(core, lane, asked)
+        going = [cell for cell in victims if cell not in staying]
+        if core.below is not None:
+            core.below.losing(lane, going)
         held |= staying
         for cell in reversed(victims):
             if cell in staying:
                 lane.put_back(cell)
-        going = [cell for cell in reversed(victims) if cell not in staying]
-        try:
-            while going:
-                cell = going.pop()
-                freed.append(cell.node)
-                got += lane.free_victim(cell)
-        finally:  # an interrupt: the others stay
-            for cell in going:
-                lane.put_back(cell)
+        for cell in going:
+            freed.append(cell.node)
+            got += lane.free_victim(cell)
     return got
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Many
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
@@ -24,7 +25,7 @@ from ..device.handles import Dropped, Handle
 from ..device.pool import Pool
 from ..device.streams import Stream, stream_for
 from ..device.timeline import Timekeeper, Timeline
-from ..errors import InputError, ProtocolError
+from ..errors import BrokenError, InputError, PrefixloomError, ProtocolError
 from ..tree.expiries import Expiries
 from ..tree.journal import Journal, Recorder
 from ..tree.keys import TOKEN_BYTES, KeyMaker, NamedTokens, Span, Tokens
@@ -575,11 +576,15 @@ class Core:
     ``below`` is the tier below the device and ``watcher`` debug mode, or None. ``live`` are the running sequences.
     ``guarded``: an operation has something to do before it begins (``enter``). ``identity`` is what plain namespaces
     stand under.
+
+    ``changing`` marks that an operation, whose body is ``with core:``, is amid its changes. It takes them back before an
+    error of ours leaves it. Any other exception, at whatever line, leaves the mark there, and words for it: the cache is
+    broken, and refuses all but a flush (0075).
     """
 
     __slots__ = (
-        "__weakref__", "below", "counts", "dropped", "flight", "guarded", "identity", "index", "inline", "keys", "live",
-        "plugins", "recorder", "shape", "streams", "tables", "unwritten", "watcher",
+        "__weakref__", "below", "changing", "counts", "dropped", "flight", "guarded", "identity", "index", "inline",
+        "keys", "live", "plugins", "recorder", "shape", "streams", "tables", "unwritten", "watcher",
     )  # fmt: skip
 
     below: Below | None
@@ -600,6 +605,7 @@ class Core:
         self.inline: Stream | None = None
         """The stream that None stands for, where that is the caller."""
         self.guarded = False
+        self.changing: bool | str = False
         self.identity: Identity | None = None
         self.below = None
         self.watcher = None
@@ -657,13 +663,38 @@ class Core:
         """The next operation has something to do before it begins. Any thread may say so."""
         self.guarded = True
 
+    def __enter__(self) -> None:
+        if self.guarded or self.changing:
+            self.enter()
+        self.changing = True
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if kind is None or issubclass(kind, PrefixloomError):
+            self.changing = False
+        elif tb is not None:
+            self.changing = f"{kind.__name__} in {tb.tb_frame.f_code.co_name!r}"
+
     def enter(self) -> None:
-        """Before an operation: see that the thread is the right one (debug mode), and take back what was dropped."""
+        """Before an operation: see that the cache is not broken and that the thread is the right one (debug mode), and
+        take back what was dropped.
+        """
         if self.watcher is not None:
             self.watcher.enter()
+        if self.changing:
+            what = self.changing if isinstance(self.changing, str) else "an operation is at work, or was interrupted"
+            raise BrokenError(
+                f"the cache is broken: {what}, amid changes that were not taken back. Call cache.flush(), which "
+                f"forgets all that is cached, or compose a new one"
+            )
         if self.dropped:
             self.guarded = self.watcher is not None  # first: what is dropped meanwhile sets it again
-            self.dropped.recover()
+            self.changing = True
+            try:
+                self.dropped.recover()
+            except PrefixloomError:
+                self.changing = False
+                raise
+            self.changing = False
 
     def enter_flush(self) -> None:
         """Before a flush: what was dropped is not taken back one by one, since an interrupt may have broken it."""
