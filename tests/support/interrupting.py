@@ -1,4 +1,4 @@
-"""Ctrl-C and lack of memory, made by tests: at a chosen line of ours, or sent to a child that never outlives its test."""
+"""Ctrl-C, or any error, made by tests: at a chosen line of ours, or sent to a child that never outlives its test."""
 
 from __future__ import annotations
 

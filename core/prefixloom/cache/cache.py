@@ -451,7 +451,5 @@ class Cache:
 
     def stats(self) -> CacheStats:
         """Counters and gauges, by component and in all."""
-        core = self._core
-        if core.guarded or core.changing:
-            core.enter()
-        return cache_stats(core)
+        self._core.check_whole()
+        return cache_stats(self._core)

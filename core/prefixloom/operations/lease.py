@@ -32,6 +32,7 @@ class Lease(Hold):
         core = self._usable()
         if not self.active:
             raise ProtocolError(f"{self!r} was made before the cache was flushed")
+        core.check_whole()
         lane = core.shape.lane(component)
         if self.covers[lane.index] is None and lane.unit == "boundary" and self.node.end:
             raise ProtocolError(f"{self!r} does not cover the state of {component!r} any more")

@@ -388,6 +388,7 @@ class Running(Hold):
     def holding(self, component: str) -> tuple[Lane, Any]:
         if self.core is None:
             raise ProtocolError(f"{self!r} holds nothing any more")
+        self._core.check_whole()
         lane = self._core.shape.lane(component)
         return lane, self.held[lane.index]
 
@@ -577,9 +578,9 @@ class Core:
     ``guarded``: an operation has something to do before it begins (``enter``). ``identity`` is what plain namespaces
     stand under.
 
-    ``changing`` marks that an operation, whose body is ``with core:``, is amid its changes. It takes them back before an
-    error of ours leaves it. Any other exception, at whatever line, leaves the mark there, and words for it: the cache is
-    broken, and refuses all but a flush (0075).
+    ``changing`` marks that an operation, whose body is ``with core:``, is amid its changes. It takes them back before
+    an error of ours leaves it. Any other exception, at whatever line, leaves the mark there, and words for it: the
+    cache is broken, and refuses all but a flush (0075).
     """
 
     __slots__ = (
@@ -672,7 +673,8 @@ class Core:
         if kind is None or issubclass(kind, PrefixloomError):
             self.changing = False
         elif tb is not None:
-            self.changing = f"{kind.__name__} in {tb.tb_frame.f_code.co_name!r}"
+            code = tb.tb_frame.f_code
+            self.changing = f"{kind.__name__} in {getattr(code, 'co_qualname', code.co_name)}"
 
     def enter(self) -> None:
         """Before an operation: see that the cache is not broken and that the thread is the right one (debug mode), and
@@ -681,20 +683,28 @@ class Core:
         if self.watcher is not None:
             self.watcher.enter()
         if self.changing:
-            what = self.changing if isinstance(self.changing, str) else "an operation is at work, or was interrupted"
-            raise BrokenError(
-                f"the cache is broken: {what}, amid changes that were not taken back. Call cache.flush(), which "
-                f"forgets all that is cached, or compose a new one"
-            )
+            raise self._why_broken()
         if self.dropped:
             self.guarded = self.watcher is not None  # first: what is dropped meanwhile sets it again
             self.changing = True
             try:
                 self.dropped.recover()
-            except PrefixloomError:
-                self.changing = False
+            except BaseException as error:
+                self.__exit__(type(error), error, error.__traceback__)
                 raise
             self.changing = False
+
+    def check_whole(self) -> None:
+        """Refuse to read from a cache that is known to be broken. Any thread may ask, whatever operation is at work."""
+        if self.changing.__class__ is str:
+            raise self._why_broken()
+
+    def _why_broken(self) -> BrokenError:
+        what = self.changing if isinstance(self.changing, str) else "an operation is at work, or was interrupted"
+        return BrokenError(
+            f"the cache is broken: {what}, amid changes that were not taken back. Call cache.flush(), which forgets "
+            f"all that is cached, or compose a new one"
+        )
 
     def enter_flush(self) -> None:
         """Before a flush: what was dropped is not taken back one by one, since an interrupt may have broken it."""

@@ -103,7 +103,7 @@ def forget_everything(core: Core) -> None:
     policy = shape.composition.policy
     # first: a policy of a third party may raise
     queues = [serving(policy, states=lane.unit == "boundary") for lane in shape.all_lanes]
-    core.changing = True
+    core.changing = "a flush that did not end"
     core.index.forget_everything()
     for running in core.live:
         core.flight.end_alone(running)
