@@ -40,9 +40,14 @@ class World:
     simulation: Any = None
 
 
-def world(later: bool = False) -> World:
+WRITES = {"publish": "through", "request": "through", "open": "selective"}
+"""How what a verb leaves comes to the host, if not when the device evicts it."""
+
+
+def world(verb: str) -> World:
     parts = (part("path", Path()), part("window", Window(10)), part("point", Point(), checkpoint_every=8))
-    cache = tiered(*parts, tokens=112, slots=8, host={"path": 40, "window": 40, "point": 8}, debug=False)
+    host, write = {"path": 40, "window": 40, "point": 8}, WRITES.get(verb, "back")
+    cache = tiered(*parts, tokens=112, slots=8, host=host, write=write, hits=1, debug=False)
     for namespace, tokens in PROMPTS[:3]:
         serve(cache, tokens, chunk=16, namespace=namespace)
     cache.evict({"path": 100, "window": 100, "point": 8})
@@ -52,7 +57,7 @@ def world(later: bool = False) -> World:
         compute(cache, running, PROMPTS[3][1], end)
         if end == 8:
             running.publish()
-    simulation = simulated(cache) if later else None
+    simulation = simulated(cache) if verb == "poll" else None
     cold = cache.open([*PROMPTS[1][1], 1], leave=1)
     return World(cache, running, cold, cache.lease(cache.match(PROMPTS[4][1])), simulation)
 
@@ -154,7 +159,7 @@ def after(w: World, line: int) -> None:
 
 def struck(verb: str, line: int, error: type[BaseException]) -> int:
     """How many lines the verb has."""
-    w = world(later=verb == "poll")
+    w = world(verb)
     interrupt = Interrupt(line, error)
     try:
         with interrupt:
