@@ -133,7 +133,9 @@ def test_no_end_and_nothing_resumed_at_goes_while_a_passed_state_may(seed: int) 
             again = rng.choice(passed)
             cache.open([*again, 7]).abort()
             count = cache.stats().components["state"].cached - len(ends)
-            assert cache.evict({"state": count}) == {"state": count}  # all that are passed, and the end used longest ago
+            assert cache.evict({"state": count}) == {
+                "state": count
+            }  # all that are passed, and the end used longest ago
             assert held(cache, [*again, 7]) == len(again), "it was used last"
             resumed += 1
             for each in talks:

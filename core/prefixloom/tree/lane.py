@@ -398,7 +398,6 @@ class PageLane(Lane[C, P]):
             holding.table[max(0, first - holding.base) :] = self.pool.take(count)
             holding.base = min(holding.base, first)
             holding.owned = first
-            holding.change(first)
 
     # ------------------------------------------------------------ a sequence's way
     def close(self, holding: P) -> None:
