@@ -9,12 +9,14 @@ from typing import Any
 import attrs
 import pytest
 
-from prefixloom import Cache, Path, Point, PrefixloomError, Sequence, Window
+from prefixloom import Cache, Inserted, Path, Point, PrefixloomError, Sequence, Window, compose
 from prefixloom.testing.inside.backdoor import tier_lanes
+from prefixloom_hicache import MemoryBackend
 from tests.support.helpers import part
 from tests.support.interrupting import Interrupt
 from tests.support.sampling import slow
-from tests.support.tiers import compute, serve, simulated, tiered
+from tests.support.stores import composed, read_back
+from tests.support.tiers import compute, mark, serve, simulated, tiered, wrong
 
 STEM = list(range(40))
 PROMPTS = [
@@ -98,6 +100,7 @@ VERBS: dict[str, Callable[[World], object]] = {
     "append": lambda w: w.running.append([1, 2, 3, 4], extra=[(1, 3, "image")]),
     "fill and commit": alone,
     "expire": lambda w: w.cache.expire(9.0),
+    "until": lambda w: setattr(w.running, "until", 20.0),
     "lease": lambda w: w.cache.lease(w.cache.match(STEM[:18])).release(),
     "release": lambda w: w.lease.release(),
     "reclaim": lambda w: w.cache.reclaim(),
@@ -189,3 +192,94 @@ def test_after_an_error_at_any_line_what_hits_is_right_and_what_is_raised_is_our
         except BaseException as failure:
             failure.add_note(f"{error.__name__} at line {line} of {lines} of {verb}")
             raise
+
+
+# ---------------------------------------------------------------- slots of an engine
+
+
+def handed_in(cache: Cache, tokens: list[int], slots: dict[str, list[int]]) -> Inserted:
+    """What an engine computed of ``tokens`` in slots of its own."""
+    for lane in cache.core.shape.lanes:
+        data = cache.pool(lane.name).buffers["data"]
+        if lane.unit == "boundary":
+            data[:, slots[lane.name]] = mark("", tokens)
+        else:
+            for at in range(len(tokens)):
+                data[:, slots[lane.name][at // 4], at % 4] = mark("", tokens[: at + 1])
+    return cache.insert(tokens, slots)
+
+
+@pytest.mark.parametrize(("error", "every"), [(MemoryError, 29), slow(MemoryError, 1), slow(KeyboardInterrupt, 1)])
+@pytest.mark.timeout(1800)
+def test_after_an_error_at_any_line_of_an_insert_what_hits_is_right_and_a_flush_gives_all_slots_back(
+    error: type[BaseException], every: int
+) -> None:
+    tokens = [*STEM[:8], *range(60, 72)]
+    slots = {"path": [0, 1, 4, 5, 6], "window": [3, 2, 4, 5, 6], "point": [2]}
+
+    def struck(line: int) -> int:
+        parts = (part("path", Path()), part("window", Window(10)), part("point", Point()))
+        capacity = {"path": 64, "window": 64, "point": 4}
+        cache = compose(None, plugins=parts, page_size=4, capacity=capacity, slots="lent")
+        handed_in(cache, STEM[:16], {"path": [0, 1, 2, 3], "window": [3, 2, 1, 0], "point": [1]})
+        mine = {**slots, "path": [7, 8, 4, 5, 6], "window": [7, 8, 4, 5, 6]}
+        interrupt = Interrupt(line, error)
+        with contextlib.suppress(PrefixloomError, error), interrupt:
+            handed_in(cache, tokens, mine)
+        for prompt in (STEM[:16], tokens):
+            with contextlib.suppress(PrefixloomError), cache.open([*prompt, 1], leave=1) as sequence:
+                with cache.step([sequence]) as step:
+                    step.run_ops()
+                assert wrong(cache, sequence, prompt) == []
+        cache.flush()
+        cache.take_back()
+        assert {name: figures.outside for name, figures in cache.stats().components.items()} == {
+            "path": 16, "window": 16, "point": 4,
+        }  # fmt: skip
+        assert handed_in(cache, tokens, slots).length == 20
+        return line - interrupt.left
+
+    lines = struck(-1)
+    assert lines > 50
+    for line in range(1, lines + 1, every):
+        struck(line)
+
+
+# ---------------------------------------------------------------- a store
+
+
+@pytest.mark.parametrize(("error", "every"), [(MemoryError, 2003), slow(MemoryError, 97), slow(KeyboardInterrupt, 97)])
+@pytest.mark.timeout(1800)
+def test_after_an_error_at_any_line_the_store_has_nothing_wrong(
+    error: type[BaseException], every: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("CRITICAL")
+    host = {"path": 40, "window": 40, "point": 8}
+
+    def struck(line: int) -> int:
+        store = MemoryBackend(capacity=1 << 22)
+        cache, tier = composed(store=store, host=host, tokens=112, debug=False)
+        interrupt = Interrupt(line, error)
+        with contextlib.suppress(PrefixloomError, error), interrupt:
+            for namespace, tokens in PROMPTS:
+                serve(cache, tokens, chunk=16, namespace=namespace)
+                cache.poll()
+            cache.evict(60)
+            cache.open([*STEM, 1]).restore()
+            cache.poll()
+        for namespace, tokens in PROMPTS:
+            with contextlib.suppress(PrefixloomError):
+                serve(cache, tokens, namespace=namespace)
+        cache.flush()
+        for namespace, tokens in PROMPTS:
+            read_back(cache, [*tokens, 1], namespace=namespace)
+        tier.detach()
+        other, _ = composed(store=store, host=host, tokens=112)
+        for namespace, tokens in PROMPTS:
+            read_back(other, [*tokens, 1], namespace=namespace)
+        return line - interrupt.left
+
+    lines = struck(-1)
+    assert lines > 1000
+    for line in range(1, lines + 1, every):
+        struck(line)

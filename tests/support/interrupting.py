@@ -6,6 +6,7 @@ import linecache
 import signal
 import subprocess
 import sys
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path as File
@@ -43,7 +44,7 @@ class Interrupt:
     def _enter(self, frame: FrameType, event: str, arg: object) -> Any:
         above: FrameType | None = frame
         while above is not None:
-            if above.f_code.co_name == "__del__" or above.f_code.co_filename == DEBUG:
+            if above.f_code.co_name == "__del__" or above.f_code.co_filename in (DEBUG, weakref.__file__):
                 return None
             above = above.f_back
         if not frame.f_code.co_filename.startswith((CORE, PLUGINS)):

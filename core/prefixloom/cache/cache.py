@@ -217,7 +217,8 @@ class Cache:
         does with these slots comes after that, and ``take_back`` does not return them before.
 
         InputError and ProtocolError: nothing was taken. After any other error (a hook raised) the slots are the
-        cache's, and ``take_back`` returns those that the tree does not have.
+        cache's, and ``take_back`` returns those that the tree does not have. After an interrupt, ``flush`` and
+        ``take_back``: all slots are the engine's then.
         """
         core = self._core
         if core.guarded or core.changing:

@@ -197,15 +197,22 @@ class Sequence(Handle):
         core, running = self._core, self._running
         if running.core is None:
             self._enter()
-        with core:
-            if count.__class__ is not int or count < 0:
-                raise InputError(f"grow takes a number of tokens from 0 up, got {count!r}")
-            if running.reserved + count > core.shape.longest:
-                raise self._too_long(running.reserved + count)
+        if core.guarded or core.changing:
+            core.enter()
+        if count.__class__ is not int or count < 0:
+            raise InputError(f"grow takes a number of tokens from 0 up, got {count!r}")
+        if running.reserved + count > core.shape.longest:
+            raise self._too_long(running.reserved + count)
+        core.changing = True
+        try:
             if arriving:
                 grow_arriving(core, running, count)
             else:
                 grow(core, running, count)
+        except BaseException as error:
+            core.raised(error)
+            raise
+        core.changing = False
         if core.watcher is not None:
             core.leave("grow")
 
@@ -227,8 +234,15 @@ class Sequence(Handle):
             self._enter()
         if tokens.__class__ is not Tokens:
             tokens = encode(tokens)  # not in the block: an iterable of the caller's may raise anything
-        with core:
+        if core.guarded or core.changing:
+            core.enter()
+        core.changing = True
+        try:
             append(core, running, tokens, extra)
+        except BaseException as error:
+            core.raised(error)
+            raise
+        core.changing = False
         if core.watcher is not None:
             core.leave("append")
 

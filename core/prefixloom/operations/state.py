@@ -580,7 +580,7 @@ class Core:
 
     ``changing`` marks that an operation, whose body is ``with core:``, is amid its changes. It takes them back before
     an error of ours leaves it. Any other exception, at whatever line, leaves the mark there, and words for it: the
-    cache is broken, and refuses all but a flush (0075).
+    cache is broken, and refuses all but a flush (0075). What runs once a token writes out what ``with`` does.
     """
 
     __slots__ = (
@@ -670,11 +670,18 @@ class Core:
         self.changing = True
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        if kind is None or issubclass(kind, PrefixloomError):
+        if error is None:
             self.changing = False
-        elif tb is not None:
-            code = tb.tb_frame.f_code
-            self.changing = f"{kind.__name__} in {getattr(code, 'co_qualname', code.co_name)}"
+        else:
+            self.raised(error)
+
+    def raised(self, error: BaseException) -> None:
+        """Unmark an operation that raised an error of ours; else find words for what it was amid."""
+        if isinstance(error, PrefixloomError):
+            self.changing = False
+        elif error.__traceback__ is not None:
+            code = error.__traceback__.tb_frame.f_code
+            self.changing = f"{type(error).__name__} in {getattr(code, 'co_qualname', code.co_name)}"
 
     def enter(self) -> None:
         """Before an operation: see that the cache is not broken and that the thread is the right one (debug mode), and
@@ -690,7 +697,7 @@ class Core:
             try:
                 self.dropped.recover()
             except BaseException as error:
-                self.__exit__(type(error), error, error.__traceback__)
+                self.raised(error)
                 raise
             self.changing = False
 

@@ -118,14 +118,21 @@ class Step:
 
     # ------------------------------------------------------------ before the layers
     def __enter__(self) -> Step:
-        with self._core:
-            self._begin()
-        return self
-
-    def _begin(self) -> None:
+        core = self._core
+        if core.guarded or core.changing:
+            core.enter()
         if self._state != NEW:
             raise ProtocolError("a step is used once; ask the cache for a new one")
-        core = self._core
+        core.changing = True
+        try:
+            self._begin(core)
+        except BaseException as error:
+            core.raised(error)
+            raise
+        core.changing = False
+        return self
+
+    def _begin(self, core: Core) -> None:
         self._work = core.flight.begin()
         self._state = OPEN
         begun = self._begun
@@ -202,7 +209,10 @@ class Step:
                 raise ProtocolError("the ops of this step have run already; a forward split by layers runs them once")
             raise ProtocolError("run_ops belongs inside of the step's with block")
         core = self._core
-        with core:
+        if core.guarded or core.changing:
+            core.enter()
+        core.changing = True
+        try:
             stream = self._take_stream(stream)
             due = batches(self._running) if self.role == "target" else []
             if gated and not due and not self._plugin_ops:  # an op may read any of it
@@ -216,6 +226,10 @@ class Step:
                 self._state = FILLING
                 self._run_plugin_ops(stream, after=False)
             self._state = READY
+        except BaseException as error:
+            core.raised(error)
+            raise
+        core.changing = False
         if core.watcher is not None:
             core.leave("run_ops")
 
@@ -346,8 +360,15 @@ class Step:
         if kind is not None and core.changing:  # the cache is broken: a flush ends this work
             self._state = DONE
             return
-        with core:
+        if core.guarded or core.changing:
+            core.enter()
+        core.changing = True
+        try:
             self._end(kind is None)
+        except BaseException as error:
+            core.raised(error)
+            raise
+        core.changing = False
         if core.watcher is not None:
             core.leave("step")
 

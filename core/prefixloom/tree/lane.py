@@ -307,8 +307,9 @@ class Lane(Generic[C, H]):
             cell = node.cells[self.index]
             if cell is None or cell.next is None:
                 continue
-            if lost.closed_upward or lost.deepest(node, node.end)[1] < node.end:
-                going.append(cell)
+            if not lost.closed_upward and lost.deepest(node, node.end)[1] == node.end:
+                continue
+            going.append(cell)
         gone: list[Any] = []
         for cell in going:
             self.queue_of(cell).drop(cell)
