@@ -46,6 +46,7 @@ from .device.kernels_move import move_slots
 from .device.streams import Stamp, Stream, ThreadStream, stream_for
 from .device.timeline import Activity, Timeline
 from .errors import (
+    BrokenError,
     CapacityError,
     CompositionError,
     InputError,
@@ -56,6 +57,7 @@ from .errors import (
     RaceError,
     RankError,
     StorageError,
+    WorkError,
 )
 from .operations.insert import Inserted
 from .operations.lease import Lease
@@ -68,6 +70,7 @@ __all__ = [
     "Activity",
     "AdmissionPolicy",
     "AnchorView",
+    "BrokenError",
     "Buffer",
     "Cache",
     "CacheStats",
@@ -139,6 +142,7 @@ __all__ = [
     "Use",
     "WalkView",
     "Window",
+    "WorkError",
     "compose",
     "encode",
     "exact_key",

@@ -23,6 +23,20 @@ class ProtocolError(PrefixloomError):
     """A call that breaks the contract (closed sequence, stale plan, foreign thread...). Nothing changed."""
 
 
+class BrokenError(ProtocolError):
+    """An operation was interrupted amid its changes, so the cache's records may be wrong. It is refused until a flush.
+
+    The message says what was interrupted. After ``cache.flush()``, which forgets all that is cached, the cache serves.
+    """
+
+
+class WorkError(PrefixloomError):
+    """Work that ran at once, such as a copy of states, raised. The operation failed, and the cache goes on.
+
+    The cause is chained.
+    """
+
+
 class PluginError(PrefixloomError):
     """A hook raised, or gave an answer that its contract forbids.
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from prefixloom import (
+    BrokenError,
     Buffer,
     Cache,
     Claim,
@@ -190,10 +191,15 @@ def test_after_an_error_that_is_no_refusal_the_slots_are_the_caches(hook: str, m
     cache = compose(None, plugins=kinds, page_size=2, capacity=64, slots="lent", device="meta", debug=True)
     keeping.raising = hook
     slots = {"full": list(range(4)), "swa": list(range(4))}
+    taken = {"full": 0, "swa": 0}
     try:
         taken = cache.insert(range(8), slots).taken
-    except (PluginError, KeyboardInterrupt):
-        taken = {"full": 0, "swa": 0}
+    except PluginError:
+        pass
+    except KeyboardInterrupt:
+        with pytest.raises(BrokenError):
+            cache.take_back()
+        cache.flush()
     else:
         assert hook != "an interrupt", "it goes on to the caller"
     returned = {name: len(found) for name, found in cache.take_back().items()}

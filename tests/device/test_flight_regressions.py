@@ -7,7 +7,7 @@ import contextlib
 import pytest
 import torch
 
-from prefixloom import CapacityError, Path, Point, ProtocolError, RaceError
+from prefixloom import CapacityError, Path, PluginError, Point, ProtocolError, RaceError
 from prefixloom.device.streams import Event
 from prefixloom.testing.schedules.simulated import SimulatedStream, Simulation
 from tests.support.helpers import cache_of, enqueue, held, part, run, settle
@@ -269,17 +269,17 @@ def test_a_step_computes_what_is_reserved_when_its_block_is_entered() -> None:
 
 
 def test_a_step_that_cannot_be_entered_is_not_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What interrupts the search for a checkpoint's slot must not leave a step behind that never ends."""
+    """What makes the search for a checkpoint's slot fail must not leave a step behind that never ends."""
     cache = cache_of(part("path", Path()), part("state", Point(), checkpoint_every=4))
     sequence = cache.open(TOKENS)
     sequence.grow(4)
 
-    def interrupted(*args: object, **more: object) -> None:
-        raise KeyboardInterrupt
+    def failing(*args: object, **more: object) -> None:
+        raise PluginError("a hook")
 
     with monkeypatch.context() as patch:
-        patch.setattr("prefixloom.operations.step.make_room", interrupted)
-        with pytest.raises(KeyboardInterrupt), cache.step([sequence]):
+        patch.setattr("prefixloom.operations.step.make_room", failing)
+        with pytest.raises(PluginError), cache.step([sequence]):
             pass
     assert not cache.core.flight.works
     run(sequence, 0)

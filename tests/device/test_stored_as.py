@@ -18,6 +18,7 @@ from prefixloom import (
     Path,
     Point,
     Traffic,
+    WorkError,
     compose,
     hookimpl,
 )
@@ -171,7 +172,7 @@ def test_an_encode_that_fails_gives_its_slot_back(monkeypatch: pytest.MonkeyPatc
         raise ArithmeticError("no encoding today")
 
     monkeypatch.setattr(Coder, "encode", broken)
-    with pytest.raises(ArithmeticError):
+    with pytest.raises(WorkError, match="no encoding today"):
         sequence.publish()
     monkeypatch.undo()
     sequence.abort()

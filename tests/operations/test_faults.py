@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from prefixloom import (
+    BrokenError,
     Claim,
     Component,
     CompositionError,
@@ -129,15 +130,15 @@ def test_what_a_failed_publication_handed_over_may_be_evicted(first: str, kind: 
 
 
 @pytest.mark.parametrize("at", ["path", "other"])
-def test_what_a_publication_handed_over_that_was_interrupted_before_it_is_covered_may_be_evicted(
+def test_what_a_publication_handed_over_that_failed_before_it_is_covered_may_be_evicted(
     at: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A path's new cells come into the queue when they are covered and released, or by the end of the publication."""
     whole = PathLane.follow
 
-    def interrupted(lane: PathLane, *given: Any) -> Any:
+    def failing(lane: PathLane, *given: Any) -> Any:
         if lane.name == at:
-            raise KeyboardInterrupt
+            raise PluginError(at)
         return whole(lane, *given)
 
     parts = part("path", Path(), kind=KeepsTheEnd), part("other", Path(), kind=KeepsTheEnd), part("state", Point())
@@ -145,8 +146,8 @@ def test_what_a_publication_handed_over_that_was_interrupted_before_it_is_covere
     sequence = cache.open(TOKENS[:24])
     run(sequence, 8)
     with monkeypatch.context() as patch:
-        patch.setattr(PathLane, "follow", interrupted)
-        with pytest.raises(KeyboardInterrupt):
+        patch.setattr(PathLane, "follow", failing)
+        with pytest.raises(PluginError):
             sequence.publish()
     assert cache.stats().components[at].cached == 2
     cache.evict(dict.fromkeys(("path", "other", "state"), 1000))
@@ -190,32 +191,26 @@ class Interrupted(Component):
         return None
 
 
+@pytest.mark.parametrize("verb", ["open", "evict"])
 @pytest.mark.parametrize("reach", [Path(), Window(9)], ids=repr)
-def test_an_interrupt_in_a_split_hook_changes_nothing(reach: Reach) -> None:
+def test_after_an_interrupt_in_a_hook_all_is_refused_but_what_ends_until_a_flush(reach: Reach, verb: str) -> None:
     cache = cache_of(part("path", Path()), part("it", reach, kind=Interrupted))
-    serve(cache, TOKENS)
+    serve(cache, TOKENS, chunk=20)
+    lease, sequence = cache.lease(cache.match(TOKENS[:20])), cache.open(TOKENS[:20])
     cache.composition.parts[1].component.interrupted = True
-    with pytest.raises(KeyboardInterrupt):
-        cache.open([*TOKENS[:16], 1, 2])
+    with pytest.raises(KeyboardInterrupt), cache.open([1, 2, 3, 4]) as other:
+        other.grow(4)
+        cache.open([*TOKENS[:28], 1, 2]) if verb == "open" else cache.evict({"it": 64})
     cache.composition.parts[1].component.interrupted = False
-    cache.poll()
-    assert cache.stats().nodes == 1
-    assert serve(cache, [*TOKENS[:16], 1, 2]) == 16
-    settle(cache)
-
-
-@pytest.mark.parametrize("reach", [Path(), Window(9)], ids=repr)
-def test_an_interrupt_in_an_eviction_hook_loses_no_victim(reach: Reach) -> None:
-    cache = cache_of(part("it", reach, kind=Interrupted))
-    serve(cache, TOKENS, chunk=8)
-    held = cache.stats().components["it"].cached
-    cache.composition.parts[0].component.interrupted = True
-    with pytest.raises(KeyboardInterrupt):
-        cache.evict({"it": 4})
-    cache.composition.parts[0].component.interrupted = False
-    cache.poll()
-    gone = held - cache.stats().components["it"].cached
-    assert cache.evict({"it": 64})["it"] == held - gone
+    assert not other.open
+    words = rf"the cache is broken: KeyboardInterrupt in (Cache.)?{verb}, .*flush\(\)"
+    for call in (cache.poll, cache.stats, sequence.close, lambda: cache.peek(TOKENS), lambda: sequence.pages("it")):
+        with pytest.raises(BrokenError, match=words):
+            call()
+    lease.release()
+    sequence.abort()
+    cache.flush()
+    assert [serve(cache, TOKENS), serve(cache, [*TOKENS[:28], 1, 2])] == [0, 28]
     settle(cache)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from prefixloom import Buffer, Claim, Codec, Component, Manifest, Op, Path, Point, ProtocolError, hookimpl
+from prefixloom import Buffer, Claim, Codec, Component, Manifest, Op, Path, Point, ProtocolError, WorkError, hookimpl
 from tests.support.filling import DEBUG_OR_NOT, TOKENS, cached, content, hybrid
 from tests.support.helpers import cache_of, held, part, run, settle
 
@@ -218,7 +218,7 @@ def test_an_op_that_fails_is_still_due(debug: bool, monkeypatch: pytest.MonkeyPa
 
     with monkeypatch.context() as patch:
         patch.setattr(type(lane.live), "copy", broken)
-        with pytest.raises(MemoryError):
+        with pytest.raises(WorkError, match="copy of state raised MemoryError"):
             sequence.fill()
     with pytest.raises(ProtocolError, match="ops that have not run"):
         sequence.commit()

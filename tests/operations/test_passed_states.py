@@ -116,15 +116,30 @@ def test_a_passed_state_that_a_plugin_keeps_stays_while_others_may_go() -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_no_end_goes_while_a_passed_state_may(seed: int) -> None:
+def test_no_end_and_nothing_resumed_at_goes_while_a_passed_state_may(seed: int) -> None:
     """Conversations at random, their states known from the public side alone."""
     rng = random.Random(seed)
     cache = with_states(12)
     talks: list[list[int]] = [[name] * 8 for name in range(6)]
+    resumed = 0
     for _ in range(60):
         talk = rng.choice(talks)
         talk += [rng.randrange(1000, 2000) for _ in range(4 * rng.randrange(1, 6))]
         serve(cache, talk, chunk=rng.choice([None, 8]))
         ends = [each for each in talks if len(each) > 8]
         assert [held(cache, each) for each in ends] == [len(each) for each in ends], "six ends fit into twelve slots"
+        passed = [talk[:n] for n in range(4, len(talk), 4) if held(cache, [*talk[:n], 7]) == n]
+        if passed and rng.random() < 0.3:
+            again = rng.choice(passed)
+            cache.open([*again, 7]).abort()
+            count = cache.stats().components["state"].cached - len(ends)
+            assert cache.evict({"state": count}) == {
+                "state": count
+            }  # all that are passed, and the end used longest ago
+            assert held(cache, [*again, 7]) == len(again), "it was used last"
+            resumed += 1
+            for each in talks:
+                if held(cache, each) < len(each):
+                    each[:] = [rng.randrange(1000, 2000) for _ in range(8)]
+    assert resumed > 3
     settle(cache)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import prefixloom.operations.tables
-from prefixloom import InputError, Path, Point, ProtocolError, RaceError
+from prefixloom import InputError, Path, Point, ProtocolError, RaceError, WorkError
 from prefixloom.device.streams import InlineStream
 from prefixloom.testing.inside.backdoor import page_table_tensors, watch_accesses
 from prefixloom.testing.schedules.simulated import Simulation
@@ -58,7 +58,7 @@ def test_a_table_that_could_not_be_written_is_written_whole_at_the_next_call(tur
         with cache.step([other, sequence] if turned else [sequence, other]) as step:
             step.run_ops(stream)
             stream.broken = True
-            with pytest.raises(RuntimeError, match="no memory"):
+            with pytest.raises(WorkError, match="no memory"):
                 step.table("path")
             stream.broken = False
             rows = [sequence.pages("path"), [*other.pages("path"), -1, -1]]

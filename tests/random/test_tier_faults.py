@@ -1,27 +1,20 @@
-"""Faults of a host tier: a sample of the matrix of ``tier_faults``, completions that never come, interrupts anywhere.
+"""Faults of a host tier: a sample of the matrix of ``tier_faults``, completions that never come.
 
 All of the matrix: ``python -m tests.random.tier_faults``.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import sys
-from types import FrameType
-from typing import Any
 
 import pytest
 
-import prefixloom.tiers.host_copies
 from prefixloom import Path, Point, Window
-from prefixloom.cache.cache import Cache
 from prefixloom.testing.inside.backdoor import transfer_streams
-from prefixloom.tiers import host_lane, host_tier, restore, transfer_hooks
 from tests.random.tier_faults import LAYOUTS, MATRIX, SETS, WRITES, Case, Drive, Faults, faults_of
 from tests.support.helpers import part, settle
-from tests.support.sampling import sampled_rows, slow
-from tests.support.tiers import compute, restorable, serve, simulated, tiered, wrong
+from tests.support.sampling import sampled_rows
+from tests.support.tiers import restorable, serve, simulated, tiered, wrong
 
 SOME = 4
 """Faults of each case."""
@@ -156,93 +149,3 @@ def test_two_caches_in_one_process_know_nothing_of_each_other() -> None:
         for stream in transfer_streams(cache).values():
             stream.record().synchronize()
         settle(cache)
-
-
-# ---------------------------------------------------------------- interrupts at any line
-
-FILES = {module.__file__ for module in (host_tier, restore, host_lane, transfer_hooks)}
-
-
-class Interrupts:
-    """Raises KeyboardInterrupt when the tier's code comes to its ``number``-th line."""
-
-    def __init__(self, number: int) -> None:
-        self.left = number
-        self.lines = 0
-        self.where = ""
-
-    def trace(self, frame: FrameType, event: str, argument: Any) -> Any:
-        if frame.f_code.co_filename not in FILES:
-            return None
-        if event == "line":
-            self.lines += 1
-            if self.lines == self.left:
-                self.where = f"{frame.f_code.co_name}, line {frame.f_lineno}"
-                raise KeyboardInterrupt
-        return self.trace
-
-    def run(self, cache: Cache, tokens: list[int]) -> None:
-        before = sys.gettrace()
-        sys.settrace(self.trace)
-        try:
-            with contextlib.suppress(KeyboardInterrupt), cache.open(tokens, leave=1) as sequence:
-                sequence.restore()
-                compute(cache, sequence, tokens, len(tokens))
-            with contextlib.suppress(KeyboardInterrupt):
-                cache.evict(40)
-        finally:
-            sys.settrace(before)
-
-
-def interrupted(comps: str, write: str, number: int) -> int:
-    """Whatever line is interrupted: what is served afterwards is right, and a flush has all slots back."""
-    case: Case = (write, comps, 4, "page_first")
-    drive = Drive(case, Faults(), debug=False)
-    cache = drive.cache
-    served = [list(range(40)), [*range(20), *range(50, 70)], [9] * 30]
-    for tokens in served[:2]:
-        serve(cache, tokens, chunk=8)
-    cache.evict(200)
-    interrupts = Interrupts(number)
-    interrupts.run(cache, [*range(40), 1, 2, 3])
-    print(f"interrupted in {interrupts.where}")
-    for tokens in (*served, [*range(40), 1, 2, 3], *served):
-        with contextlib.suppress(prefixloom.CapacityError):  # what an interrupt leaves covered stays so until a flush
-            serve(cache, tokens, chunk=8)
-        cache.evict(24)
-    cache.poll()
-    drive.emptied()
-    return interrupts.lines
-
-
-def test_debug_mode_knows_of_a_sequence_whose_opening_was_interrupted_by_a_copy(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    cache = tiered(part("path", Path()), write="selective", hits=1)
-    with cache.open(range(16)) as first:
-        compute(cache, first, range(16), 16)
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt) as caught:
-        patched.setattr(prefixloom.tiers.host_copies.HostCopies, "_run_one", interrupt)
-        cache.open([*range(16), 5])
-    with cache.open([1]):  # what was interrupted knows the sequence
-        pass
-    del caught
-    cache.poll()
-    assert f"made at {__file__}" in caplog.text
-    settle(cache)
-
-
-@pytest.mark.parametrize(("comps", "write"), [("FSM", "back"), slow("FM", "through"), slow("FU", "selective")])
-def test_an_interrupt_at_any_line_makes_nothing_wrong(comps: str, write: str, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.CRITICAL)
-    lines = interrupted(comps, write, 0)
-    assert lines > 300
-    for number in range(1, lines, max(1, lines // 60)):
-        try:
-            interrupted(comps, write, number)
-        except BaseException as error:
-            error.add_note(f"interrupted at line {number} of {lines}")
-            raise

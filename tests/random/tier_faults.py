@@ -25,7 +25,6 @@ import prefixloom.tiers.restore
 from prefixloom import CapacityError, Component, hookimpl
 from prefixloom.cache.cache import Cache
 from prefixloom.tiers.host_copies import HostCopies
-from prefixloom.tiers.host_lane import HostLane
 from tests.support.helpers import every_reach, part, settle
 from tests.support.tiers import WRITES, Requests, compute, restorable, simulated, tiered, wrong
 
@@ -78,53 +77,43 @@ class Faults:
 
     def at(self, kind: str) -> None:
         if self.due(kind):
-            raise KeyboardInterrupt if self.how == "interrupt" else Injected(f"injected in a {kind}")
+            raise Injected(f"injected in a {kind}")
 
     @contextlib.contextmanager
     def put(self) -> Iterator[None]:
-        copy, take, room, evict = (
+        copy, take, room = (
             prefixloom.tiers.host_copies.copy_between, HostCopies.take, prefixloom.tiers.restore.make_room,
-            HostLane.evict,
         )  # fmt: skip
 
         def between(source: Any, src: Any, target: Any, dst: Any) -> None:
             if self.due("copy"):
                 if self.how != "raise":
                     copy(source, src[: len(src) // 2], target, dst[: len(src) // 2])
-                raise KeyboardInterrupt if self.how == "interrupt" else Injected("injected in a copy")
+                raise Injected("injected in a copy")
             copy(source, src, target, dst)
 
         def taken(copies: Any, lane: Any, count: int) -> Any:
-            if self.due("take below"):
-                if self.how == "interrupt":
-                    raise KeyboardInterrupt
-                return None
-            return take(copies, lane, count)
+            return None if self.due("take below") else take(copies, lane, count)
 
         def made(*args: Any) -> None:
             if self.due("make room"):
-                raise KeyboardInterrupt if self.how == "interrupt" else CapacityError((), "injected")
+                raise CapacityError((), "injected")
             room(*args)
-
-        def evicted(lane: Any, count: int, freed: Any) -> int:
-            self.at("evict below")
-            return evict(lane, count, freed)
 
         prefixloom.tiers.host_copies.copy_between = between  # type: ignore[assignment]
         prefixloom.tiers.restore.make_room = made  # type: ignore[assignment]
-        HostCopies.take, HostLane.evict = taken, evicted  # type: ignore[method-assign, assignment]
+        HostCopies.take = taken  # type: ignore[method-assign]
         try:
             yield
         finally:
             prefixloom.tiers.host_copies.copy_between, prefixloom.tiers.restore.make_room = copy, room
-            HostCopies.take, HostLane.evict = take, evict  # type: ignore[method-assign]
+            HostCopies.take = take  # type: ignore[method-assign]
 
 
 HOWS = {
-    "copy": ("raise", "half", "interrupt"),
-    "take below": ("none", "interrupt"),
-    "make room": ("raise", "interrupt"),
-    "evict below": ("interrupt",),
+    "copy": ("raise", "half"),
+    "take below": ("none",),
+    "make room": ("raise",),
     "hook": ("raise",),
 }
 
@@ -161,13 +150,11 @@ class Drive:
             for turn in range(TURNS):
                 tokens = self.requests.next()
                 what = self.rng.random()
-                with contextlib.suppress(Injected, KeyboardInterrupt):
-                    self.request(tokens)
-                with contextlib.suppress(Injected, KeyboardInterrupt):
-                    if what < 0.5:
-                        self.cache.evict(self.rng.randrange(8, 72))
-                    elif what < 0.8:
-                        self.cache.evict({self.rng.choice(self.names): 4})
+                self.request(tokens)
+                if what < 0.5:
+                    self.cache.evict(self.rng.randrange(8, 72))
+                elif what < 0.8:
+                    self.cache.evict({self.rng.choice(self.names): 4})
                 if self.simulation is not None and turn % self.lag == 0:
                     self.drain()
                 self.cache.poll()

@@ -30,17 +30,16 @@ class Fuse:
 
     def __init__(self) -> None:
         self.calls = self.left = 0
-        self.error: type[BaseException] = Failing
 
-    def arm(self, left: int, error: type[BaseException] = Failing) -> None:
-        self.left, self.error = left, error
+    def arm(self, left: int) -> None:
+        self.left = left
 
     def burn(self) -> None:
         self.calls += 1
         if self.left:
             self.left -= 1
             if not self.left:
-                raise self.error("told to")
+                raise Failing("told to")
 
 
 def answering(*hooks: str) -> type[Component]:
@@ -140,12 +139,11 @@ class Play:
         armed = rng.random() < self.failing
         fuse = self.pick(self.fuses)
         left = 1 + int(rng.expovariate(0.3))
-        interrupt = rng.random() < 0.3
         if armed and fuse is not None:
-            fuse.arm(left, KeyboardInterrupt if interrupt else Failing)
+            fuse.arm(left)
         try:
             answer = getattr(self, f"do_{name}")()
-        except (PrefixloomError, Failing, KeyboardInterrupt) as error:
+        except (PrefixloomError, Failing) as error:
             answer = type(error).__name__, str(error)
         for fuse in self.fuses:
             fuse.arm(0)

@@ -52,6 +52,24 @@ def test_an_engine_that_is_given_up_tells_everybody(error: type[BaseException]) 
         assert client.get("/health").status_code == 503
 
 
+def test_a_server_whose_cache_was_interrupted_amid_a_publication_says_so_and_serves_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def lacking(*_: Any) -> Any:
+        raise MemoryError
+
+    with serving(most=2) as server, server.client() as client:
+        assert client.post("/v1/completions", json={"prompt": "x" * 400, "max_tokens": 4}).status_code == 200
+        with monkeypatch.context() as patch:
+            patch.setattr("prefixloom.operations.publish.nodes_for", lacking)
+            failed = client.post("/v1/completions", json={"prompt": "y" * 400, "max_tokens": 4})
+        assert (failed.status_code, "the cache is broken" in failed.text) == (500, True)
+        refused = client.post("/v1/completions", json={"prompt": "x" * 400, "max_tokens": 4})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_down")
+        health = client.get("/health")
+        assert health.status_code == 503 and "the cache is broken: MemoryError in " in health.json()["status"]
+
+
 def test_an_engine_whose_steps_fail_a_few_times_goes_on() -> None:
     left = [MOST_FAILURES - 1]
 

@@ -1,4 +1,4 @@
-"""Ctrl-C, made by tests: at a chosen line of the core, or sent to a child that never outlives its test."""
+"""Ctrl-C, or any error, made by tests: at a chosen line of ours, or sent to a child that never outlives its test."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import linecache
 import signal
 import subprocess
 import sys
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path as File
@@ -13,22 +14,25 @@ from types import FrameType
 from typing import Any
 
 import prefixloom
+import prefixloom_hicache
 from prefixloom.cache import debug
 
 CORE = str(File(prefixloom.__file__).parent)
+PLUGINS = str(File(prefixloom_hicache.__file__).parent)
 DEBUG = str(debug.__file__)
 
 
 class Interrupt:
-    """Raises ``KeyboardInterrupt`` at that line of the core, counted from where it is entered.
+    """Raises ``error`` at that line of the core or of a plugin, counted from where it is entered.
 
     Not in a finalizer: Python goes on behind it, and the drop that was to be told is lost, as a flush does not mind.
     Not in debug mode's checks: they change nothing. Not where a ``with`` block ends: Python traces its line once more
     there, and takes no signal between the block's last line and the release of its lock.
     """
 
-    def __init__(self, line: int) -> None:
+    def __init__(self, line: int, error: type[BaseException] = KeyboardInterrupt) -> None:
         self.left = line
+        self.error = error
 
     def __enter__(self) -> Interrupt:
         sys.settrace(self._enter)
@@ -40,10 +44,10 @@ class Interrupt:
     def _enter(self, frame: FrameType, event: str, arg: object) -> Any:
         above: FrameType | None = frame
         while above is not None:
-            if above.f_code.co_name == "__del__" or above.f_code.co_filename == DEBUG:
+            if above.f_code.co_name == "__del__" or above.f_code.co_filename in (DEBUG, weakref.__file__):
                 return None
             above = above.f_back
-        if not frame.f_code.co_filename.startswith(CORE):
+        if not frame.f_code.co_filename.startswith((CORE, PLUGINS)):
             return None
         before = 0
 
@@ -54,7 +58,7 @@ class Interrupt:
                 before = frame.f_lineno
                 self.left -= not ends
                 if self.left == 0 and not ends:
-                    raise KeyboardInterrupt
+                    raise self.error
             return line
 
         return line

@@ -8,7 +8,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import prefixloom
-from prefixloom import Buffer, Chunk, Claim, Component, Manifest, Path, Point, Reach, Sinks, Tail, Window, hookimpl
+from prefixloom import (
+    Buffer,
+    Chunk,
+    Claim,
+    Component,
+    Manifest,
+    Path,
+    Point,
+    Reach,
+    Sinks,
+    Tail,
+    WalkView,
+    Window,
+    hookimpl,
+)
 
 
 class Strided(Reach):
@@ -82,6 +96,14 @@ class Choosy(Component):
         return Claim(
             keep=tuple(i for i, victim in enumerate(node) if (victim.start // 4 + victim.end + len(node)) % 3 == 0)
         )
+
+
+class Sparing(Component):
+    """It keeps of many publications the last tokens alone, and gives the rest back while its sequence runs on."""
+
+    @hookimpl
+    def commit_insert(self, walk: WalkView) -> Claim | None:
+        return Claim(keep=((walk.boundary - 2, walk.boundary),)) if walk.boundary % 3 else None
 
 
 DEBUG = True
@@ -236,6 +258,8 @@ def setups() -> dict[str, Setup]:
         "lent checkpoints": make(
             parts(Window(7), Point(), b={"checkpoint_every": 4, "states_per_path": 2}), slots=12, lent=True
         ),
+        "windows that keep less": make(parts(Window(9), Window(14)), kind=Sparing, tokens=72),
+        "convex secret window that keeps less": make(parts(Path(), ConvexSecret()), kind=Sparing, page=1, tokens=48),
         "path that keeps victims": make(parts(Path()), kind=Choosy),
         "path, window and point that keep victims": make(parts(Path(), Window(9), Point()), kind=Choosy, slots=9),
         "path, window and point of several owners": make(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import prefixloom.tiers.host_copies
-from prefixloom import Path, Sinks, Window
+from prefixloom import Path, Sinks, Window, WorkError
 from prefixloom.testing.inside.backdoor import tier_lanes
 from prefixloom.tree.keys import KeyMaker, encode
 from prefixloom_hicache import MemoryBackend
@@ -125,13 +125,12 @@ def test_a_fetch_that_cannot_begin_its_copies_leaves_no_work_open(monkeypatch: p
     cache, _ = composed(store=store)
     told = (sequence := cache.open([*TOKENS, 1])).restore()
 
-    def interrupted(*_: Any) -> Any:
-        raise KeyboardInterrupt
+    def failing(*_: Any) -> Any:
+        raise WorkError("no stream")
 
     with monkeypatch.context() as patched:
-        patched.setattr(prefixloom.tiers.host_copies.HostCopies, "stream", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            until(cache, lambda: told.over)
+        patched.setattr(prefixloom.tiers.host_copies.HostCopies, "stream", failing)
+        until(cache, lambda: told.over)
     assert not [work for work in cache.core.flight.works if work.event is None]
     sequence.close()
     until(cache, lambda: told.over)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from prefixloom import Path, Point, Window
+from prefixloom import Path, PluginError, Point, Window
 from prefixloom.cache.cache import Cache
 from prefixloom.storage import Miss, Record
 from prefixloom.testing.inside.backdoor import tier_lanes
@@ -228,7 +228,7 @@ def test_who_waits_behind_a_fetch_that_fails_reads_for_itself(monkeypatch: pytes
         if failed:
             return honest(*args)
         failed.append(True)
-        raise RuntimeError("what arrived cannot be entered")
+        raise PluginError("what arrived cannot be entered")
 
     monkeypatch.setattr(store_reads, "place", once)
     store.gate.set()

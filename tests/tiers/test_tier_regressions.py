@@ -14,9 +14,8 @@ from prefixloom.cache.cache import Cache
 from prefixloom.contract.reach import Interval
 from prefixloom.testing.inside.backdoor import copies, tier_lanes
 from prefixloom.testing.schedules.simulated import SimulatedStream, Simulation
-from prefixloom.tiers.host_lane import HostLane
 from tests.support.helpers import part, settle
-from tests.support.tiers import compute, path_of, restorable, serve, simulated, tiered, wrong
+from tests.support.tiers import compute, path_of, serve, simulated, tiered, wrong
 
 whole = prefixloom.tiers.host_copies.copy_between
 
@@ -280,47 +279,6 @@ def test_a_restore_ends_where_others_have_published_meanwhile_and_no_slot_can_be
             other.grow(48)
             told = sequence.restore()
             assert told.ready == sequence.ready
-    settle(cache)
-
-
-@pytest.mark.parametrize("parts", ["path", "window", "point", "together"])
-def test_an_interrupt_while_a_victim_is_copied_loses_no_victim(parts: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = [part("path", Path()), part("window", Window(8)), part("point", Point())]
-    cache = tiered(*(one for one in made if parts in (one.name, "together")))
-    serve(cache, range(40), chunk=8)
-
-    def interrupted(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    before = cache.stats().components
-    monkeypatch.setattr(prefixloom.tiers.host_copies, "copy_between", interrupted)
-    for lane in cache.core.shape.lanes:
-        with pytest.raises(KeyboardInterrupt):
-            cache.evict({lane.name: 3})
-    monkeypatch.setattr(prefixloom.tiers.host_copies, "copy_between", whole)
-    assert cache.stats().components == before
-    assert serve(cache, range(41)) == 40
-    cache.evict({lane.name: 100 for lane in cache.core.shape.lanes})
-    assert max(restorable(cache, range(41))) == 40
-    settle(cache)
-
-
-def test_an_interrupt_while_room_is_made_below_leaves_nothing_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = tiered(part("window", Window(8)), host={"window": 16}, tokens=64)
-    serve(cache, range(16), chunk=8)
-    cache.evict({"window": 2})
-    serve(cache, [7] * 32)
-
-    def interrupted(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(HostLane, "evict", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        cache.evict({"window": 50})
-    monkeypatch.undo()
-    cache.evict({"window": 50})
-    settle(cache)
-    cache.flush()
     settle(cache)
 
 

@@ -89,7 +89,7 @@ class Cache:
         on more than the tokens, such as an image's hash at its placeholders.
         """
         core = self._core
-        if core.guarded:
+        if core.guarded or core.changing:
             core.enter()
         return MatchPlan(core, find(core, ask(core, tokens, namespace, leave, extra)))
 
@@ -104,14 +104,15 @@ class Cache:
         used just now, and does nothing else.
         """
         core = self._core
-        if core.guarded:
-            core.enter()
         if not isinstance(plan, MatchPlan):
             raise ProtocolError(f"{plan!r} was not made by this cache")
-        match = current(core, plan.match_for(core))
-        if exact and match.ready < plan.ready:
-            raise ProtocolError(f"{plan!r} can be resumed at {match.ready} only: something was lost since it was made")
-        lease = acquire(core, anchor(core, match), match.namespace)
+        with core:
+            match = current(core, plan.match_for(core))
+            if exact and match.ready < plan.ready:
+                raise ProtocolError(
+                    f"{plan!r} can be resumed at {match.ready} only: something was lost since it was made"
+                )
+            lease = acquire(core, anchor(core, match), match.namespace)
         core.leave("lease")
         return lease
 
@@ -134,7 +135,7 @@ class Cache:
         slot can be had.
         """
         core = self._core
-        if core.guarded:
+        if core.guarded or core.changing:
             core.enter()
         if label.__class__ is not str or priority.__class__ is not int:
             raise InputError(f"a label is a string and a priority a whole number, got {label!r} and {priority!r}")
@@ -143,12 +144,14 @@ class Cache:
         if tokens.__class__ is MatchPlan:
             if namespace or leave or extra:
                 raise InputError("a plan has its namespace, leave and extra already: give them to match")
-            match = current(core, tokens.match_for(core))
+            asked = None
         else:
-            match = find(core, ask(core, tokens, namespace, leave, extra))
-        sequence = Sequence(core, open_at(core, match, label, priority, until))
-        if core.below is not None:  # a copy down may be interrupted: by now the sequence gives back what it holds
-            core.below.used(sequence.running.node)
+            asked = ask(core, tokens, namespace, leave, extra)
+        with core:
+            match = current(core, tokens.match_for(core)) if asked is None else find(core, asked)
+            sequence = Sequence(core, open_at(core, match, label, priority, until))
+            if core.below is not None:
+                core.below.used(sequence.running.node)
         if core.watcher is not None:
             core.leave("open")
         return sequence
@@ -176,7 +179,7 @@ class Cache:
             raise InputError(f"ahead takes a number of tokens that a target step chooses, from 0 up; got {ahead!r}")
         if sequences.__class__ is not tuple and not isinstance(sequences, (list, tuple)):
             raise InputError(f"a step takes a list of sequences, got {sequences!r}")
-        if core.guarded:
+        if core.guarded or core.changing:
             core.enter()
         if len(sequences) > 1 and len(set(map(id, sequences))) < len(sequences):
             raise InputError("a step takes each sequence once")
@@ -214,31 +217,34 @@ class Cache:
         does with these slots comes after that, and ``take_back`` does not return them before.
 
         InputError and ProtocolError: nothing was taken. After any other error (a hook raised) the slots are the
-        cache's, and ``take_back`` returns those that the tree does not have.
+        cache's, and ``take_back`` returns those that the tree does not have. After an interrupt, ``flush`` and
+        ``take_back``: all slots are the engine's then.
         """
         core = self._core
-        if core.guarded:
+        if core.guarded or core.changing:
             core.enter()
         if priority.__class__ is not int:
             raise InputError(f"a priority is a whole number, got {priority!r}")
         check_until(until)
         behind = None if stream is None else core.stream(stream)
-        inserted = insert(core, ask(core, tokens, namespace, 0, extra), slots, start, priority, until, behind)
+        asked = ask(core, tokens, namespace, 0, extra)
+        with core:
+            inserted = insert(core, asked, slots, start, priority, until, behind)
         core.leave("insert")
         return inserted
 
     def lend(self, slots: Mapping[str, Any]) -> None:
         """With ``compose(slots="lent")``: hand in slots without content, for sequences, loads and checkpoints."""
         core = self._core
-        core.enter()
-        lend(core, slots)
+        with core:
+            lend(core, slots)
         core.leave("lend")
 
     def take_back(self) -> dict[str, array[int]]:
         """With ``compose(slots="lent")``: all slots, by component, that nobody uses any more. They are the engine's."""
         core = self._core
-        core.enter()
-        returned = take_back(core)
+        with core:
+            returned = take_back(core)
         core.leave("take_back")
         return returned
 
@@ -251,12 +257,11 @@ class Cache:
         that no published boundary needs, such as those of a window far behind it.
         """
         core = self._core
-        if core.guarded:
-            core.enter()
-        if need.__class__ is int and need >= 0 and not unneeded:
-            freed = evict_tokens(core, need)
-        else:
-            freed = evict_named(core, need, unneeded)
+        with core:
+            if need.__class__ is int and need >= 0 and not unneeded:
+                freed = evict_tokens(core, need)
+            else:
+                freed = evict_named(core, need, unneeded)
         if core.watcher is not None:
             core.leave("evict")
         return freed
@@ -269,22 +274,21 @@ class Cache:
         this with its own, once per step. If nothing is due, it costs nothing. Ranks of one model give the same times.
         """
         core = self._core
-        if core.guarded:
-            core.enter()
         if not is_time(now) or now == FOREVER:
             raise InputError(f"now is a number on the engine's clock, got {now!r}")
-        if core.index.expiries is not None:
-            core.index.expiries.expire(core.shape.all_lanes, now)
+        with core:
+            if core.index.expiries is not None:
+                core.index.expiries.expire(core.shape.all_lanes, now)
         if core.watcher is not None:
             core.leave("expire")
 
     def reclaim(self) -> dict[str, int]:
         """Have running sequences give back at once what they keep only because there is room; pages by component."""
         core = self._core
-        core.enter()
-        before = {lane.name: lane.pool.free for lane in core.shape.page_lanes}
-        for keeping in core.shape.partial_lanes:
-            reclaim(core, keeping, keeping.pool.capacity)
+        with core:
+            before = {lane.name: lane.pool.free for lane in core.shape.page_lanes}
+            for keeping in core.shape.partial_lanes:
+                reclaim(core, keeping, keeping.pool.capacity)
         core.leave("reclaim")
         return {lane.name: lane.pool.free - before[lane.name] for lane in core.shape.page_lanes}
 
@@ -294,13 +298,14 @@ class Cache:
         Returns how many cells are still covered.
         """
         core = self._core
-        core.enter()
-        kept = drop_namespace(core, namespace_of(namespace))
+        name = namespace_of(namespace)
+        with core:
+            kept = drop_namespace(core, name)
         core.leave("drop_namespace")
         return kept
 
     def flush(self) -> None:
-        """Everything cached is invalid (new weights, say): free it all, at once.
+        """Everything cached is invalid (new weights, say, or after a ``BrokenError``): free it all, at once.
 
         Open sequences, leases and plans made before become unusable; closing or aborting them does nothing more.
         """
@@ -316,13 +321,12 @@ class Cache:
         whatever was built on what it published.
         """
         core = self._core
-        core.enter()
-        if core.flight.works:
-            core.flight.poll()
-        if core.below is not None:
-            core.below.poll()
-        if self._history is not None and not self._history.closed:
-            self._history.poll()
+        with core:
+            if core.flight.works:
+                core.flight.poll()
+            if core.below is not None:
+                core.below.poll()
+        self._told_history()
         core.leave("poll")
 
     def take_over(self) -> None:
@@ -354,10 +358,10 @@ class Cache:
         journals; each records until its ``close``.
         """
         core = self._core
-        core.enter()
         if most.__class__ is not int or most < 1:
             raise InputError(f"a journal holds at least 1 change, got {most!r}")
-        return core.follow(most)
+        with core:
+            return core.follow(most)
 
     def timeline(self, most: int = MOST_ACTIVITIES) -> Timeline:
         """Time from now on copies between tiers, calls of a store and waits: ``Timeline.take`` returns what is over.
@@ -389,8 +393,10 @@ class Cache:
             raise InputError(f"a history remembers at least 1 loss, got {most!r}")
         if self._history is None or self._history.closed:
             pages = {lane.name: lane.part.page_tokens for lane in core.shape.lanes}
+            with core:
+                journal = core.follow(MOST)
             self._history = History(
-                core.follow(MOST),
+                journal,
                 self.contents,
                 pages,
                 core.shape.page,
@@ -411,7 +417,7 @@ class Cache:
         the keys part.
         """
         core = self._core
-        if core.guarded:
+        if core.guarded or core.changing:
             core.enter()
         if tokens.__class__ is MatchPlan:
             match = current(core, tokens.match_for(core))
@@ -419,8 +425,19 @@ class Cache:
             match = current(core, tokens.running_for(core).match)
         else:
             match = find(core, ask(core, tokens, namespace, leave, extra))
-        history = None if self._history is None or self._history.closed else self._history
-        return explain(core, match, history, closely)
+        return explain(core, match, self._open_history, closely)
+
+    @property
+    def _open_history(self) -> History | None:
+        return None if self._history is None or self._history.closed else self._history
+
+    def _told_history(self) -> History | None:
+        """The history, which has read its journal just now. It is given up if that is interrupted."""
+        history, self._history = self._open_history, None
+        if history is not None:
+            history.poll()
+        self._history = history
+        return history
 
     def account(self, opened: Sequence | MatchPlan) -> Explanation:
         """Explain the hit of a sequence that was just opened, or of a plan that is about to be used, and count it.
@@ -438,11 +455,10 @@ class Cache:
 
     def figures(self) -> list[Figure]:
         """What the cache counts and measures, by name and label; of losses and misses what its ``history`` knows."""
-        history = None if self._history is None or self._history.closed else self._history
-        if history is not None:
-            history.poll()
-        return figures_of(self.stats(), history)
+        stats = self.stats()
+        return figures_of(stats, self._told_history())
 
     def stats(self) -> CacheStats:
         """Counters and gauges, by component and in all."""
+        self._core.check_whole()
         return cache_stats(self._core)

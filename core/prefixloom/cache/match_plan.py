@@ -70,6 +70,7 @@ class MatchPlan:
 
     @property
     def goes_on(self) -> bool:
+        self._core.check_whole()
         return goes_on(self._core, self._match)
 
     @property
@@ -102,12 +103,14 @@ class MatchPlan:
     @property
     def need(self) -> dict[str, int]:
         """Slots that opening a sequence here takes at once, per component."""
+        self._core.check_whole()
         wanted = wanted_at(self._core, self._match, self._core.shape.state_lanes)
         return {lane.name: count for lane, count, _ in wanted}
 
     @property
     def why(self) -> str:
         """Why the hit is no longer, in a sentence."""
+        self._core.check_whole()
         page, count = self._core.shape.page, self.key_tokens
         if not count:
             return "the prompt is empty"
@@ -153,6 +156,7 @@ class MatchPlan:
         return candidates(self._core, self._match)
 
     def _check_current(self) -> None:
+        self._core.check_whole()
         if self.stale:
             raise ProtocolError("this plan is stale: data was evicted since it was made; match again")
 

@@ -24,7 +24,7 @@ from ..operations.step import check_alone, fill_alone
 from ..operations.teardown import give_back
 from ..operations.tier_answers import Restored
 from ..tree.expiries import check_until
-from ..tree.keys import Tokens
+from ..tree.keys import Tokens, encode
 
 
 class Sequence(Handle):
@@ -60,11 +60,8 @@ class Sequence(Handle):
 
     def _enter(self) -> None:
         """Before an operation: refuse one that has ended."""
-        running = self._running
-        if running.core is None:
-            raise running.why_ended() from running.failed
-        if self._core.guarded:
-            self._core.enter()
+        if self._running.core is None:
+            raise self._running.why_ended() from self._running.failed
 
     @property
     def open(self) -> bool:
@@ -108,8 +105,9 @@ class Sequence(Handle):
     def until(self, until: float) -> None:
         check_until(until)
         self._enter()
-        self._running.until = until
-        self._core.index.want(self._running.node, until)
+        with self._core:
+            self._running.until = until
+            self._core.index.want(self._running.node, until)
         if self._core.watcher is not None:
             self._core.leave("until")
 
@@ -180,11 +178,12 @@ class Sequence(Handle):
         """
         self._enter()
         core, running = self._core, self._running
-        if running.reserved != running.ready or running.open_steps:
-            raise ProtocolError(f"{self!r} has been used already: restore comes first")
-        if core.below is None:
-            return Restored(running.ready, running.ready)
-        restored = core.below.restore(running)
+        with core:
+            if running.reserved != running.ready or running.open_steps:
+                raise ProtocolError(f"{self!r} has been used already: restore comes first")
+            if core.below is None:
+                return Restored(running.ready, running.ready)
+            restored = core.below.restore(running)
         core.leave("restore")
         return restored
 
@@ -196,16 +195,24 @@ class Sequence(Handle):
         component gets slots for that (a window's tail), and *absent* for the rest.
         """
         core, running = self._core, self._running
-        if running.core is None or core.guarded:
+        if running.core is None:
             self._enter()
+        if core.guarded or core.changing:
+            core.enter()
         if count.__class__ is not int or count < 0:
             raise InputError(f"grow takes a number of tokens from 0 up, got {count!r}")
         if running.reserved + count > core.shape.longest:
             raise self._too_long(running.reserved + count)
-        if arriving:
-            grow_arriving(core, running, count)
-        else:
-            grow(core, running, count)
+        core.changing = True
+        try:
+            if arriving:
+                grow_arriving(core, running, count)
+            else:
+                grow(core, running, count)
+        except BaseException as error:
+            core.raised(error)
+            raise
+        core.changing = False
         if core.watcher is not None:
             core.leave("grow")
 
@@ -223,9 +230,19 @@ class Sequence(Handle):
         ``extra``: (start, end, key) spans of these tokens, as ``open`` takes them; 0 is the first that is appended.
         """
         core, running = self._core, self._running
-        if running.core is None or core.guarded:
+        if running.core is None:
             self._enter()
-        append(core, running, tokens, extra)
+        if tokens.__class__ is not Tokens:
+            tokens = encode(tokens)  # not in the block: an iterable of the caller's may raise anything
+        if core.guarded or core.changing:
+            core.enter()
+        core.changing = True
+        try:
+            append(core, running, tokens, extra)
+        except BaseException as error:
+            core.raised(error)
+            raise
+        core.changing = False
         if core.watcher is not None:
             core.leave("append")
 
@@ -234,38 +251,40 @@ class Sequence(Handle):
         may still write what its layers read, and before these. What comes after them is ordered by ``stream`` alone.
         """
         core, running = self._core, self._running
-        if running.core is None or core.guarded:
+        if running.core is None:
             self._enter()
-        if running.open_steps or running.lost or core.shape.has_plugin_ops:
-            check_alone(core, running)
-        fill_alone(core, running, stream)
+        with core:
+            if running.open_steps or running.lost or core.shape.has_plugin_ops:
+                check_alone(core, running)
+            fill_alone(core, running, stream)
         if core.watcher is not None:
             core.leave("fill")
 
     def commit(self, upto: int | None = None) -> None:
         """The content up to ``upto`` (default: all that is reserved) has been computed. A step's end does this."""
         core, running = self._core, self._running
-        if running.core is None or core.guarded:
+        if running.core is None:
             self._enter()
-        if upto is None:
-            upto = running.reserved
-        elif upto.__class__ is not int:
-            raise InputError(f"commit takes a number of tokens, got {upto!r}")
-        elif not running.committed <= upto <= running.reserved:
-            told = f"{running.committed} are committed and {running.reserved} reserved (grow reserves)"
-            raise ProtocolError(f"{self!r} cannot commit {upto}: {told}")
-        if running.fills or running.lost:
-            running.check_states()
-        if core.flight.alone:
-            core.flight.end_alone(running)
-        if core.watcher is not None:
-            core.watcher.arrived(running, running.committed, upto)
-        if core.shape.max_rewind and upto > running.committed:  # what a device chose in an earlier step is past
-            for _, holding in running.states:
-                holding.accepted = False
-        if running.looks is not None:
-            running.looks.computed(running.looks.alone, upto, running.names.count)
-        commit(core, running, upto)
+        with core:
+            if upto is None:
+                upto = running.reserved
+            elif upto.__class__ is not int:
+                raise InputError(f"commit takes a number of tokens, got {upto!r}")
+            elif not running.committed <= upto <= running.reserved:
+                told = f"{running.committed} are committed and {running.reserved} reserved (grow reserves)"
+                raise ProtocolError(f"{self!r} cannot commit {upto}: {told}")
+            if running.fills or running.lost:
+                running.check_states()
+            if core.flight.alone:
+                core.flight.end_alone(running)
+            if core.watcher is not None:
+                core.watcher.arrived(running, running.committed, upto)
+            if core.shape.max_rewind and upto > running.committed:  # what a device chose in an earlier step is past
+                for _, holding in running.states:
+                    holding.accepted = False
+            if running.looks is not None:
+                running.looks.computed(running.looks.alone, upto, running.names.count)
+            commit(core, running, upto)
         if core.watcher is not None:
             core.leave("commit")
 
@@ -275,22 +294,23 @@ class Sequence(Handle):
         Default: the deepest such. Returns the published length.
         """
         core, running = self._core, self._running
-        if running.core is None or core.guarded:
+        if running.core is None:
             self._enter()
-        limit = running.publishable
-        if upto is None:
-            upto = limit
-        elif upto.__class__ is not int:
-            raise InputError(f"publish takes a number of tokens, got {upto!r}")
-        elif upto % core.shape.page or not running.published <= upto <= limit:
-            lookahead = core.shape.lookahead
-            raise ProtocolError(
-                f"{self!r} cannot publish {upto}: it must be a multiple of {core.shape.page} from {running.published} "
-                f"to {limit} (named {running.names.count}, committed {running.committed}"
-                + (f", of which {running.complete} complete, lookahead {lookahead})" if lookahead else ")")
-            )
-        if upto > running.published:
-            publish(core, running, upto)
+        with core:
+            limit = running.publishable
+            if upto is None:
+                upto = limit
+            elif upto.__class__ is not int:
+                raise InputError(f"publish takes a number of tokens, got {upto!r}")
+            elif upto % core.shape.page or not running.published <= upto <= limit:
+                lookahead = core.shape.lookahead
+                raise ProtocolError(
+                    f"{self!r} cannot publish {upto}: it must be a multiple of {core.shape.page} from "
+                    f"{running.published} to {limit} (named {running.names.count}, committed {running.committed}"
+                    + (f", of which {running.complete} complete, lookahead {lookahead})" if lookahead else ")")
+                )
+            if upto > running.published:
+                publish(core, running, upto)
         if core.watcher is not None:
             core.leave("publish")
         return running.published
@@ -302,7 +322,8 @@ class Sequence(Handle):
         a component limits it.
         """
         self._enter()
-        rewind(self._core, self._running, count)
+        with self._core:
+            rewind(self._core, self._running, count)
         self._core.leave("rewind")
 
     # ------------------------------------------------------------ ending
@@ -311,23 +332,24 @@ class Sequence(Handle):
         core, running = self._core, self._running
         if running.core is None:
             return
-        if core.guarded:
-            core.enter()
-        close(core, running)
+        with core:
+            close(core, running)
         if core.watcher is not None:
             core.leave("close")
 
     def abort(self) -> None:
         """Publish nothing and give everything back. A second abort does nothing.
 
-        The slots are free at once: end the steps whose layers still write them first.
+        The slots are free at once: end the steps whose layers still write them first. Of a broken cache the sequence
+        just ends: a flush frees its slots.
         """
         core, running = self._core, self._running
+        if core.changing:
+            running.core = None
         if running.core is None:
             return
-        if core.guarded:
-            core.enter()
-        give_back(core, running)
+        with core:
+            give_back(core, running)
         core.leave("abort")
 
     def __enter__(self) -> Sequence:

@@ -312,12 +312,9 @@ class Pool:
             return not slots
         if len(slots) < MANY:
             return len({*slots}) == len(slots) and not any(map(inside.__getitem__, slots))
-        at = _indices(slots)
-        one = flags.new_ones(1).expand(len(slots))
-        flags.index_add_(0, at, one)
-        fit = int(flags[at].max()) == 1  # else a slot is here already, or named twice
-        flags.index_add_(0, at, one, alpha=-1)
-        return fit
+        at, counts = _indices(slots), flags.clone()
+        counts.index_add_(0, at, flags.new_ones(1).expand(len(slots)))
+        return int(counts[at].max()) == 1  # else a slot is here already, or named twice
 
     def receive(self, slots: array[int]) -> None:
         """The engine hands in slots that are outside; the caller has checked that they are, and becomes their owner."""
@@ -364,6 +361,7 @@ class Pool:
         if everything:  # an array with an exported view refuses the assignment of an empty slice
             self._free[: len(everything)] = everything
         self.at_hand = len(everything)
+        self.outside = 0 if inside is None else self.capacity - len(everything)
         self.retired.clear()
         self.retiring = 0
         if self.fence.stamp:

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from ..errors import InputError
+from ..errors import InputError, PrefixloomError, WorkError
 
 Clock = dict[int, int]
 """The number of each stream, with the tick up to which all its work is known to be over."""
@@ -211,6 +211,16 @@ class Stream:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}>"
+
+
+def enqueue(stream: Stream, what: str, work: Callable[[], object]) -> None:
+    """Enqueue ``work``, which changes content and no records: what it raises at once is a ``WorkError``."""
+    try:
+        stream.run(work)
+    except PrefixloomError:
+        raise
+    except Exception as error:
+        raise WorkError(f"{what} raised {error!r} on {stream!r}") from error
 
 
 class InlineStream(Stream):

@@ -16,7 +16,7 @@ import attrs
 from ..device.flight import Work
 from ..device.pool import ABSENT, ABSENT_BYTES, ID_BYTES, bounds
 from ..device.streams import Stream
-from ..errors import InputError, ProtocolError
+from ..errors import InputError, PrefixloomError, ProtocolError
 from ..tree.lane import Lane, PageLane
 from .match import search, walked_boundary
 from .open import open_at
@@ -71,13 +71,14 @@ def insert(
     try:
         running = open_at(core, match, "", priority, until, arrives=True)
         followers = (running,)
-    except BaseException:
+    except PrefixloomError:
         for each in handed:
             each.lane.pool.give_slots([*each.own])
-        raise
-    finally:
         if work is not None and stream is not None:
             core.flight.end(work, stream, followers, "the pass before an insert")
+        raise
+    if work is not None and stream is not None:
+        core.flight.end(work, stream, followers, "the pass before an insert")
     try:
         for each in handed:
             _hold(running, each, boundary, in_tree)
@@ -88,7 +89,7 @@ def insert(
             running.looks.computed(running.looks.alone, running.committed, match.count)
         if core.watcher is not None:
             core.watcher.arrived(running, match.ready, running.committed)
-    except BaseException:
+    except PrefixloomError:
         give_back(core, running)
         raise
     length = running.publishable

@@ -15,7 +15,7 @@ from typing import Any
 from ..contract.identity import means
 from ..contract.values import AnchorView, Receipt, Touch
 from ..device.handles import dropped_without_release
-from ..errors import ProtocolError
+from ..errors import PrefixloomError, ProtocolError
 from ..tree.keys import Span, clipped
 from ..tree.lane import Lane
 from ..tree.radix import Node, Root, descendants, path_key, unlink
@@ -32,6 +32,7 @@ class Lease(Hold):
         core = self._usable()
         if not self.active:
             raise ProtocolError(f"{self!r} was made before the cache was flushed")
+        core.check_whole()
         lane = core.shape.lane(component)
         if self.covers[lane.index] is None and lane.unit == "boundary" and self.node.end:
             raise ProtocolError(f"{self!r} does not cover the state of {component!r} any more")
@@ -40,17 +41,20 @@ class Lease(Hold):
     def uncover_states(self) -> None:
         """Cover pages alone from now on: whoever resumes here has copied the states, and reads the pages only."""
         core = self._usable()
-        core.enter()
-        if self.active:
-            for lane in core.shape.state_lanes:
-                release_part(self, lane)
+        with core:
+            if self.active:
+                for lane in core.shape.state_lanes:
+                    release_part(self, lane)
         core.leave("uncover_states")
 
     def release(self) -> None:
-        """Uncover everything. A second release is refused."""
+        """Uncover everything. A second release is refused. Of a broken cache the lease just ends."""
         core = self._usable()
-        core.enter()
-        release(core, self)
+        if core.changing:
+            self.core = None
+            return
+        with core:
+            release(core, self)
         core.leave("release")
 
     def _usable(self) -> Core:
@@ -96,7 +100,7 @@ def acquire(core: Core, node: Node, namespace: str) -> Lease:
     try:
         for lane in core.shape.lanes:
             covers[lane.index] = cover(lane, node, receipts[lane.index] if receipts else None)
-    except BaseException:  # a reach that is plain Python may raise
+    except PrefixloomError:  # a reach that is plain Python may raise
         uncover(core, covers)
         raise
     lease = Lease(core, node, covers, receipts)

@@ -12,7 +12,8 @@ from __future__ import annotations
 from typing import Any
 
 from ..device.pool import NO_SLOT
-from ..tree.keys import Tokens, encode, numbers_in, spans_of
+from ..errors import PrefixloomError
+from ..tree.keys import Tokens, numbers_in, spans_of
 from ..tree.radix import FOREVER, Node, descendants
 from .lease import ask_receipts, cover, uncover
 from .match import limit_of, walked_boundary, wanted_at
@@ -51,7 +52,7 @@ def open_at(core: Core, match: Match, label: str, priority: int, until: float, *
             else:
                 held[i] = lane.open(node)
                 covers[i] = cover(lane, node, receipts[i])
-    except BaseException:  # a reach that is plain Python may raise
+    except PrefixloomError:  # a reach that is plain Python may raise
         uncover(core, covers)
         raise
     for point in shape.state_lanes:
@@ -73,7 +74,7 @@ def open_at(core: Core, match: Match, label: str, priority: int, until: float, *
             core.watcher.leased(running)
         if not with_slots and not arrives:
             _make_room(core, running)
-    except BaseException:
+    except PrefixloomError:
         give_back(core, running)
         raise
     if not arrives:
@@ -126,10 +127,8 @@ def _name_extra(core: Core, match: Match) -> None:
     match.key = core.keys.widen(match.single)
 
 
-def append(core: Core, running: Running, tokens: Any, extra: Any) -> None:
+def append(core: Core, running: Running, tokens: Tokens, extra: Any) -> None:
     """Name the tokens that follow the named ones. ``extra``: spans of them that have extra keys."""
-    if tokens.__class__ is not Tokens:
-        tokens = encode(tokens)
     if not extra and not tokens.extra:
         running.names.append(tokens)
         return

@@ -16,7 +16,7 @@ from typing import Any
 from ..contract.admission import StateView
 from ..contract.values import Claim, NodeView, Receipt, SplitRule, WalkView
 from ..device.pool import ID_BYTES, NO_SLOT, Stage, present
-from ..errors import CapacityError
+from ..errors import CapacityError, PrefixloomError
 from ..tree.expiries import NEVER
 from ..tree.keys import clipped
 from ..tree.lane import Lane
@@ -167,9 +167,12 @@ def close(core: Core, running: Running) -> None:
                 _publish_stop(core, running, stop, upto, ends=True)
         elif core.shape.has_admission:
             _admit_at_end(core, running)
-    finally:
+    except PrefixloomError:
         if running.held:
             give_back(core, running)
+        raise
+    if running.held:
+        give_back(core, running)
 
 
 def _stops(core: Core, running: Running, upto: int) -> list[int]:
@@ -221,7 +224,7 @@ def _publish_stop(core: Core, running: Running, upto: int, end: int, ends: bool)
                 for state in shape.state_lanes:
                     if held[state.index].slot == NO_SLOT:
                         _renew(core, running, state, held[state.index])
-    except BaseException as error:  # a reach that is plain Python, or an interrupt
+    except PrefixloomError as error:  # a reach that is plain Python
         end_half_way(core, running, run, error)
         raise
     running.published = upto
@@ -432,7 +435,7 @@ def _encode_states(core: Core, running: Running, node: Node, giving: Many[Lane])
             continue
         try:
             over = run_apart(core, running, lane, "encode", [holding.slot], [slot])
-        except BaseException:
+        except PrefixloomError:
             lane.pool.give_slots([slot])
             raise
         lane.pool.enter((slot,), Stage.SEALED)

@@ -14,7 +14,7 @@ from typing import Any
 from ..contract.shares import SharedQueue, owner_of
 from ..contract.values import Claim, NodeView
 from ..device.pool import ABSENT
-from ..errors import CapacityError, InputError, Shortage
+from ..errors import CapacityError, InputError, PrefixloomError, Shortage
 from ..tree.lane import Lane
 from ..tree.radix import Node
 from .retain import reclaim
@@ -55,7 +55,7 @@ def _make_room_to_grow(core: Core, running: Running, length: int, count: int) ->
             wanted.append((lane, missing, holding))
     try:
         make_room(core, wanted, "reserve", count, running)
-    except BaseException:
+    except PrefixloomError:
         for lane in core.shape.page_lanes:
             lane.rewind(running.held[lane.index], running.reserved)
         raise
@@ -193,25 +193,25 @@ def _evict(core: Core, lane: Lane, count: int, unneeded: bool) -> int:
     asks = lane.hooks.evict_component is not None or (below is not None and below.demotes(lane))
     before = lane.in_tree
     got, last = 0, -1
+    while last < got < count:  # again: slack of others is left while the owner that keeps most has cells
+        last = got
+        trimmed = lane.trimmed_first(count - got, unneeded)
+        if below is not None:
+            below.losing(lane, trimmed)
+        got += lane.trim(trimmed, emptied)
+        if not unneeded:
+            got += _evict_asking(core, lane, count - got, freed) if asks else lane.evict(count - got, freed)
+    index.prune_all(emptied)
+    lane.evicted += before - lane.in_tree
     try:
-        while last < got < count:  # again: slack of others is left while the owner that keeps most has cells
-            last = got
-            trimmed = lane.trimmed_first(count - got, unneeded)
-            if below is not None:
-                below.losing(lane, trimmed)
-            got += lane.trim(trimmed, emptied)
-            if not unneeded:
-                got += _evict_asking(core, lane, count - got, freed) if asks else lane.evict(count - got, freed)
-    finally:  # an interrupt in a hook or in a copy: what has gone by then has gone
-        index.prune_all(emptied)
-        lane.evicted += before - lane.in_tree
-        try:
-            gone = freed if below is None else below.gone(lane, freed)
-            with core.because("unneeded", lane.name):
-                for other in lane.feeds:
-                    other.fall(gone, lane)
-        finally:  # a reach that is plain Python may raise
-            index.prune_all(freed)
+        gone = freed if below is None else below.gone(lane, freed)
+        with core.because("unneeded", lane.name):
+            for other in lane.feeds:
+                other.fall(gone, lane)
+    except PrefixloomError:  # a reach that is plain Python may raise
+        index.prune_all(freed)
+        raise
+    index.prune_all(freed)
     return got
 
 
@@ -227,27 +227,17 @@ def _evict_asking(core: Core, lane: Lane, count: int, freed: list[Node]) -> int:
         if not victims:
             break
         asked = [cell for cell in victims if cell not in held]
-        try:
-            staying = _held_back(core, lane, asked)
-            if core.below is not None:
-                core.below.losing(lane, [cell for cell in victims if cell not in staying])
-        except BaseException:  # an interrupt in the hook or in a copy: no victim goes
-            for cell in reversed(victims):
-                lane.put_back(cell)
-            raise
+        staying = _held_back(core, lane, asked)
+        going = [cell for cell in victims if cell not in staying]
+        if core.below is not None:
+            core.below.losing(lane, going)
         held |= staying
         for cell in reversed(victims):
             if cell in staying:
                 lane.put_back(cell)
-        going = [cell for cell in reversed(victims) if cell not in staying]
-        try:
-            while going:
-                cell = going.pop()
-                freed.append(cell.node)
-                got += lane.free_victim(cell)
-        finally:  # an interrupt: the others stay
-            for cell in going:
-                lane.put_back(cell)
+        for cell in going:
+            freed.append(cell.node)
+            got += lane.free_victim(cell)
     return got
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Many
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
@@ -24,7 +25,7 @@ from ..device.handles import Dropped, Handle
 from ..device.pool import Pool
 from ..device.streams import Stream, stream_for
 from ..device.timeline import Timekeeper, Timeline
-from ..errors import InputError, ProtocolError
+from ..errors import BrokenError, InputError, PrefixloomError, ProtocolError
 from ..tree.expiries import Expiries
 from ..tree.journal import Journal, Recorder
 from ..tree.keys import TOKEN_BYTES, KeyMaker, NamedTokens, Span, Tokens
@@ -387,6 +388,7 @@ class Running(Hold):
     def holding(self, component: str) -> tuple[Lane, Any]:
         if self.core is None:
             raise ProtocolError(f"{self!r} holds nothing any more")
+        self._core.check_whole()
         lane = self._core.shape.lane(component)
         return lane, self.held[lane.index]
 
@@ -581,11 +583,15 @@ class Core:
     ``below`` is the tier below the device and ``watcher`` debug mode, or None. ``live`` are the running sequences.
     ``guarded``: an operation has something to do before it begins (``enter``). ``identity`` is what plain namespaces
     stand under.
+
+    ``changing`` marks that an operation, whose body is ``with core:``, is amid its changes. It takes them back before
+    an error of ours leaves it. Any other exception, at whatever line, leaves the mark there, and words for it: the
+    cache is broken, and refuses all but a flush (0075). What runs once a token writes out what ``with`` does.
     """
 
     __slots__ = (
-        "__weakref__", "below", "counts", "dropped", "flight", "guarded", "identity", "index", "inline", "keys", "live",
-        "plugins", "recorder", "shape", "streams", "tables", "unwritten", "watcher",
+        "__weakref__", "below", "changing", "counts", "dropped", "flight", "guarded", "identity", "index", "inline",
+        "keys", "live", "plugins", "recorder", "shape", "streams", "tables", "unwritten", "watcher",
     )  # fmt: skip
 
     below: Below | None
@@ -606,6 +612,7 @@ class Core:
         self.inline: Stream | None = None
         """The stream that None stands for, where that is the caller."""
         self.guarded = False
+        self.changing: bool | str = False
         self.identity: Identity | None = None
         self.below = None
         self.watcher = None
@@ -665,13 +672,54 @@ class Core:
         """The next operation has something to do before it begins. Any thread may say so."""
         self.guarded = True
 
+    def __enter__(self) -> None:
+        if self.guarded or self.changing:
+            self.enter()
+        self.changing = True
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if error is None:
+            self.changing = False
+        else:
+            self.raised(error)
+
+    def raised(self, error: BaseException) -> None:
+        """Unmark an operation that raised an error of ours; else find words for what it was amid."""
+        if isinstance(error, PrefixloomError):
+            self.changing = False
+        elif error.__traceback__ is not None:
+            code = error.__traceback__.tb_frame.f_code
+            self.changing = f"{type(error).__name__} in {getattr(code, 'co_qualname', code.co_name)}"
+
     def enter(self) -> None:
-        """Before an operation: see that the thread is the right one (debug mode), and take back what was dropped."""
+        """Before an operation: see that the cache is not broken and that the thread is the right one (debug mode), and
+        take back what was dropped.
+        """
         if self.watcher is not None:
             self.watcher.enter()
+        if self.changing:
+            raise self._why_broken()
         if self.dropped:
             self.guarded = self.watcher is not None  # first: what is dropped meanwhile sets it again
-            self.dropped.recover()
+            self.changing = True
+            try:
+                self.dropped.recover()
+            except BaseException as error:
+                self.raised(error)
+                raise
+            self.changing = False
+
+    def check_whole(self) -> None:
+        """Refuse to read from a cache that is known to be broken. Any thread may ask, whatever operation is at work."""
+        if self.changing.__class__ is str:
+            raise self._why_broken()
+
+    def _why_broken(self) -> BrokenError:
+        what = self.changing if isinstance(self.changing, str) else "an operation is at work, or was interrupted"
+        return BrokenError(
+            f"the cache is broken: {what}, amid changes that were not taken back. Call cache.flush(), which forgets "
+            f"all that is cached, or compose a new one"
+        )
 
     def enter_flush(self) -> None:
         """Before a flush: what was dropped is not taken back one by one, since an interrupt may have broken it."""

@@ -24,8 +24,8 @@ from ..contract.values import Op, WalkView
 from ..device.flight import Gates, Verdict, Work
 from ..device.kernels import index_of
 from ..device.pool import ABSENT, PageSpan, Pool, Stage
-from ..device.streams import Stream
-from ..errors import CapacityError, InputError, PluginError, ProtocolError
+from ..device.streams import Stream, enqueue
+from ..errors import CapacityError, InputError, PluginError, PrefixloomError, ProtocolError
 from ..tree.holdings import StateHolding, Track
 from ..tree.lane import Lane
 from ..tree.lookahead import Lookahead, Seen
@@ -42,10 +42,6 @@ INTS = ("torch.uint8", "torch.int8", "torch.int16", "torch.int32", "torch.int64"
 
 Batch = tuple[tuple[Any, str], tuple[list[int], list[int]]]
 """(lane, kind), and the slots (src, dst) of fills that run as one op."""
-
-
-class Abandoned(Exception):
-    """How a step ends that was entered and then lost."""
 
 
 class Step:
@@ -128,9 +124,21 @@ class Step:
 
     # ------------------------------------------------------------ before the layers
     def __enter__(self) -> Step:
+        core = self._core
+        if core.guarded or core.changing:
+            core.enter()
         if self._state != NEW:
             raise ProtocolError("a step is used once; ask the cache for a new one")
-        core = self._core
+        core.changing = True
+        try:
+            self._begin(core)
+        except BaseException as error:
+            core.raised(error)
+            raise
+        core.changing = False
+        return self
+
+    def _begin(self, core: Core) -> None:
         self._work = core.flight.begin()
         self._state = OPEN
         begun = self._begun
@@ -149,7 +157,7 @@ class Step:
                     else [(each, each.committed, each.reserved) for each in self._running]
                 )
                 self._watched = core.watcher.step_begun(self.role, rows)
-        except BaseException:  # a hook or an interrupt, while a checkpoint's slot was sought
+        except PrefixloomError:  # a hook, while a checkpoint's slot was sought
             self._state = DONE
             self._drop_tracks()
             for running, _, _ in begun:
@@ -159,7 +167,6 @@ class Step:
             core.flight.end(self._work, self._take_stream(None), (), repr(self))
             raise
         self._work.enclosed = True
-        return self
 
     def _begin_to_look(self) -> None:
         """The layers have the tokens that are named by now."""
@@ -208,21 +215,27 @@ class Step:
                 raise ProtocolError("the ops of this step have run already; a forward split by layers runs them once")
             raise ProtocolError("run_ops belongs inside of the step's with block")
         core = self._core
-        if core.guarded:
+        if core.guarded or core.changing:
             core.enter()
-        stream = self._take_stream(stream)
-        due = batches(self._running) if self.role == "target" else []
-        if gated and not due and not self._plugin_ops:  # an op may read any of it
-            self._gates = Gates(stream, core.flight.times)
-        if len(core.flight.works) > 1:
-            self._order(stream)
-        if due:
-            self._state = FILLING
-            run_fills(core, stream, self._running, due)
-        if self._plugin_ops:
-            self._state = FILLING
-            self._run_plugin_ops(stream, after=False)
-        self._state = READY
+        core.changing = True
+        try:
+            stream = self._take_stream(stream)
+            due = batches(self._running) if self.role == "target" else []
+            if gated and not due and not self._plugin_ops:  # an op may read any of it
+                self._gates = Gates(stream, core.flight.times)
+            if len(core.flight.works) > 1:
+                self._order(stream)
+            if due:
+                self._state = FILLING
+                run_fills(core, stream, self._running, due)
+            if self._plugin_ops:
+                self._state = FILLING
+                self._run_plugin_ops(stream, after=False)
+            self._state = READY
+        except BaseException as error:
+            core.raised(error)
+            raise
+        core.changing = False
         if core.watcher is not None:
             core.leave("run_ops")
 
@@ -293,6 +306,10 @@ class Step:
         return self._table(lane)[:, 1:]
 
     def _table(self, lane: Lane) -> Any:
+        with self._core:
+            return self._written_table(lane)
+
+    def _written_table(self, lane: Lane) -> Any:
         core = self._core
         if self._state == DONE:
             raise ProtocolError("tables belong into the step's with block: nobody waits for what is written later")
@@ -319,6 +336,10 @@ class Step:
         shape, dtype = tuple(getattr(kept, "shape", ())), str(getattr(kept, "dtype", type(kept).__name__))
         if shape != (len(self._running),) or dtype not in INTS:
             raise InputError(f"accept takes an int tensor with one figure per sequence, got {dtype} of shape {shape}")
+        with self._core:
+            self._accept(kept)
+
+    def _accept(self, kept: Any) -> None:
         self._accepted = True
         assert self._stream is not None
         for lane in self._core.shape.state_lanes:
@@ -345,7 +366,24 @@ class Step:
 
     # ------------------------------------------------------------ after the layers
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        core = self._core
         self._work.enclosed = False
+        if kind is not None and core.changing:  # the cache is broken: a flush ends this work
+            self._state = DONE
+            return
+        if core.guarded or core.changing:
+            core.enter()
+        core.changing = True
+        try:
+            self._end(kind is None)
+        except BaseException as error:
+            core.raised(error)
+            raise
+        core.changing = False
+        if core.watcher is not None:
+            core.leave("step")
+
+    def _end(self, well: bool) -> None:
         before = self._state
         self._state = DONE
         core, stream, begun = self._core, self._stream, self._begun
@@ -359,22 +397,22 @@ class Step:
             self._gates.finish()
         refused = before == OPEN and self._comes_after()  # it does not come after it: it is nobody's last step
         followers = () if refused else self._running
-        if kind is not None or refused:
+        if not well or refused:
             self._work.verdict = None  # nothing is committed
         try:
             if core.watcher is not None and self._watched is not None:
-                core.watcher.step_ended(self._watched, repr(self), stream, kind is None, not refused)
+                core.watcher.step_ended(self._watched, repr(self), stream, well, not refused)
             if self.role == "target":
-                self._close(stream, kind is None, before)
-        finally:
+                self._close(stream, well, before)
+        except PrefixloomError:
             core.flight.end(self._work, stream, followers, self)
-        if kind is None:
+            raise
+        core.flight.end(self._work, stream, followers, self)
+        if well:
             self._commit()
             if self.role == "draft" and not refused:
                 for looks, seen in self._seen:
                     looks.caught_up(seen)
-        if core.watcher is not None:
-            core.leave("step")
 
     def _commit(self) -> None:
         """What the layers compute is committed, but for what was taken back since."""
@@ -386,10 +424,10 @@ class Step:
             for running, _, end in begun:
                 if running.core is not None:
                     commit(self._core, running, max(running.committed, min(end, running.planned)))
-        except BaseException:  # a reach that is plain Python: the states of those after it have been written as well
+        except PrefixloomError:  # a reach that is plain Python: the states of those after it have been written as well
             for running, _, end in begun:
                 if running.core is not None:
-                    with suppress(Exception):
+                    with suppress(PrefixloomError):
                         commit(self._core, running, max(running.committed, min(end, running.planned)))
             raise
 
@@ -397,7 +435,7 @@ class Step:
         if getattr(self, "_state", NEW) > NEW:  # nobody can end it any more, and all that comes after would wait
             self._work.enclosed = False
             what = "entered and dropped before its end; it counts as failed"
-            self._core.dropped.add(self, what, lambda: self.__exit__(Abandoned, None, None))
+            self._core.dropped.add(self, what, lambda: self._end(well=False))
 
     def _close(self, stream: Stream, well: bool, before: int) -> None:
         """Enqueue what comes after the layers, if the step went well and all of its sequences go on: all or none."""
@@ -414,7 +452,7 @@ class Step:
                 self._run_tracks(stream)
             if self._plugin_ops:
                 self._run_plugin_ops(stream, after=True)
-        except BaseException:
+        except PrefixloomError:
             self._give_up(before)
             raise
 
@@ -525,8 +563,10 @@ def fill_alone(core: Core, running: Running, given: Any) -> None:
             flight.order(work, stream, running.fence, running)
             mine = (running,)
             run_fills(core, stream, mine, batches(mine))
-        finally:
+        except PrefixloomError:
             flight.end(work, stream, mine, f"fill of {running!r}")
+            raise
+        flight.end(work, stream, mine, f"fill of {running!r}")
     elif running.fills:
         due: list[Batch] = []
         for lane, holding, kind, source in running.fills:
@@ -630,8 +670,10 @@ def run_apart(core: Core, running: Running, lane: Any, kind: str, src: list[int]
     try:
         flight.order(work, stream, running.fence, running)
         run_kind(core, stream, lane, kind, src, dst)
-    finally:
+    except PrefixloomError:
         flight.end(work, stream, (running,), f"{kind} of {lane.name}")
+        raise
+    flight.end(work, stream, (running,), f"{kind} of {lane.name}")
     return work.over
 
 
@@ -667,9 +709,9 @@ def _run_watched(
     writes: Many[int],
     source: Pool | None = None,
 ) -> None:
-    """``work`` that writes slots of ``pool`` and reads slots of ``source``, which is the same pool by default."""
+    """Enqueue ``work`` that writes slots of ``pool`` and reads slots of ``source``, by default the same pool."""
     if core.watcher is not None:
         core.watcher.writing(what, pool, writes)
-    stream.run(work)
+    enqueue(stream, what, work)
     if core.watcher is not None:
         core.watcher.accessed(stream, what, pool, reads, writes, source or pool)

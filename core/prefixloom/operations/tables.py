@@ -15,7 +15,8 @@ from typing import Any, Protocol
 from ..device.flight import Flight
 from ..device.kernels import index_of
 from ..device.pool import ABSENT, ID_BYTES
-from ..device.streams import Event, Stream
+from ..device.streams import Event, Stream, enqueue
+from ..errors import PrefixloomError
 from ..tree.lane import Lane
 
 LONG = 64
@@ -83,7 +84,7 @@ class Tables:
         else:
             chosen = empty(stream, (len(rows), width), self._device)
             if width:
-                stream.run(lambda: gather(whole[:, :width], rows, chosen))
+                enqueue(stream, "a read of a page table", lambda: gather(whole[:, :width], rows, chosen))
         return chosen
 
 
@@ -135,8 +136,8 @@ class Table:
                 self._known.add(stream)
             if small or runs:
                 tensor = self.tensor
-                stream.run(lambda: put(tensor, small_at, small, runs))
-        except BaseException:  # no memory, or a closed stream: the content of the rows is unknown
+                enqueue(stream, "a write of a page table", lambda: put(tensor, small_at, small, runs))
+        except PrefixloomError:  # no memory, or a closed stream: the content of the rows is unknown
             for row in rows:
                 if row >= 0:
                     self.written[row], self.filled[row] = 0, columns
@@ -172,7 +173,7 @@ class Table:
             have[1] if have[1] >= columns else columns if self.states else max(columns, 2 * have[1], 8),
         )
         new = empty(stream, shape, self._device)
-        stream.run(lambda: new.fill_(ABSENT))
+        enqueue(stream, "a new page table", lambda: new.fill_(ABSENT))
         self.tensor = new
         self._made = stream.record()
         self._known = {stream}

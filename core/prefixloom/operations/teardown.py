@@ -87,7 +87,7 @@ def fail_work(core: Core, work: Work[Hold], followers: Many[Hold], error: BaseEx
 
 
 def end_half_way(core: Core, running: Running, run: list[Node], error: BaseException) -> None:
-    """A publication was interrupted: some of what ``running`` owned is the tree's by now, and not all of that is
+    """A publication failed: some of what ``running`` owned is the tree's by now, and not all of that is
     covered. So the sequence cannot go on.
     """
     abandon(core, running, error)
@@ -103,6 +103,7 @@ def forget_everything(core: Core) -> None:
     policy = shape.composition.policy
     # first: a policy of a third party may raise
     queues = [serving(policy, states=lane.unit == "boundary") for lane in shape.all_lanes]
+    core.changing = "a flush that did not end"
     core.index.forget_everything()
     for running in core.live:
         core.flight.end_alone(running)
@@ -124,3 +125,4 @@ def forget_everything(core: Core) -> None:
         core.recorder.cleared()
     if core.watcher is not None:
         core.watcher.flushed()
+    core.changing = False

@@ -129,8 +129,8 @@ class Completions:
         agreed = self._consensus.agree(done)
         with self._lock:
             for ticket in agreed:
+                del self._done[ticket]  # first: an interrupt between them must not have it agreed on again
                 self._open.remove(ticket)
-                del self._done[ticket]
         return agreed
 
     @property

@@ -20,9 +20,9 @@ from ..contract.composition import TierPart
 from ..contract.values import Outcome, TransferPlan
 from ..device.flight import Work
 from ..device.pool import Stage
-from ..device.streams import Stream, ThreadStream
+from ..device.streams import Stream, ThreadStream, enqueue
 from ..device.timeline import Kind
-from ..errors import InvariantError
+from ..errors import InvariantError, PrefixloomError
 from ..operations.lease import standing_for_copies
 from ..operations.state import Core, Hold
 from ..tree.lane import Lane
@@ -178,12 +178,10 @@ class HostCopies:
         pinned: list[tuple[HostLane, Any]] = []
         work = None
         try:
-            try:
-                for lane, node in pieces:
-                    self._reserve(moves.setdefault(lane, Moves(lane)), node, pinned)
-            finally:
-                for host, cell in pinned:
-                    host.unpin(cell)
+            for lane, node in pieces:
+                self._reserve(moves.setdefault(lane, Moves(lane)), node, pinned)
+            for host, cell in pinned:
+                host.unpin(cell)
             hold.take_fence(core.flight)
             moving = [mine for mine in moves.values() if mine.src]
             if moving:
@@ -192,11 +190,11 @@ class HostCopies:
                     for lane, node in pieces:
                         self.on_copied(lane, node)
                 self.backed_up += sum(len(mine.src) for mine in moving)
-        except BaseException as error:
+        except PrefixloomError as error:
             self.end(before, "down")
             for mine in moves.values():
                 mine.take_back(nodes)  # what it was copied from keeps their nodes
-            if not isinstance(error, Exception) or isinstance(error, InvariantError):
+            if isinstance(error, InvariantError):
                 raise
             log.warning("a copy to the host failed with %r; it is left out", error)
             self.failed += 1
@@ -285,13 +283,15 @@ class HostCopies:
             with self._timed("fetch", stream, [(lane, slots) for lane, slots, _ in jobs]):
                 for lane, slots, write in jobs:
                     lane.pool.enter(slots, Stage.WRITING)
-                    stream.run(write)
+                    enqueue(stream, repr(NAMES["fetch"]), write)
                     if watcher is not None:
                         watcher.accessed(stream, f"fetch of {lane.device.name}", lane.pool, (), slots, lane.pool)
                     lane.pool.enter(slots, Stage.SEALED)
                     lane.pool.enter(slots, Stage.PUBLISHED)
-        finally:
+        except PrefixloomError:
             self.end(before, "fetch")
+            raise
+        self.end(before, "fetch")
         if not work.over:
             work.followers = [hold]
             self.core.unwritten.add(work, hold, nodes, [(lane, set(slots)) for lane, slots, _ in jobs], below=True)
@@ -320,8 +320,10 @@ class HostCopies:
                         self._run_one(mine, stream, way, group)
                     if group:
                         work.gates = [*work.gates, (group[1] - 1, stream.record())]
-        finally:
+        except PrefixloomError:
             self.end(before, way)
+            raise
+        self.end(before, way)
         if not work.over:
             work.followers = [hold]
             written: list[tuple[Lane, set[int]]] = [
@@ -331,7 +333,7 @@ class HostCopies:
         return work
 
     def end(self, before: int, way: str) -> None:
-        """End all open work with a number above ``before``. An interrupt may come before the caller has its name."""
+        """End all open work with a number above ``before``."""
         flight = self.core.flight
         for work in flight.works[:]:
             if work.number > before and work.event is None and not work.over:
@@ -343,8 +345,9 @@ class HostCopies:
         source.orderly = target.orderly = self._orderly
         target.enter(mine.dst, Stage.WRITING)
         try:
-            stream.run(partial(copy_between, source, tuple(mine.src), target, tuple(mine.dst), *group))
-        except BaseException:
+            copy = partial(copy_between, source, tuple(mine.src), target, tuple(mine.dst), *group)
+            enqueue(stream, repr(NAMES[way]), copy)
+        except PrefixloomError:
             mine.raised = True
             raise
         target.enter(mine.dst, Stage.SEALED)

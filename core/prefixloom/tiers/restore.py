@@ -18,7 +18,7 @@ from ..contract.reach import Interval, merged
 from ..contract.values import Claim, TransferPlan, WalkView
 from ..device.flight import Work
 from ..device.pool import ABSENT, ABSENT_BYTES
-from ..errors import CapacityError, InvariantError
+from ..errors import CapacityError, InvariantError, PrefixloomError
 from ..operations.lease import Lease, acquire, release_part, standing_for_copies, swap
 from ..operations.match import claims_at, find_again, validated
 from ..operations.publish import split
@@ -215,7 +215,7 @@ def restore_more(copies: HostCopies, running: Running, restored: Restored) -> No
     restored.note(more.why)
 
 
-class LoadFailed(Exception):
+class LoadFailed(PrefixloomError):
     """A copy to the device failed. Nothing was published. The sources of ``parts`` must be dropped."""
 
     def __init__(self, why: str, parts: Many[Lacking]) -> None:
@@ -288,13 +288,13 @@ def _copy_up(copies: HostCopies, running: Running, parts: list[Lacking]) -> tupl
             raise LoadFailed("it would have to wait for a step that is still open", ())
         nodes = list(dict.fromkeys(node for part in parts for node in part.run))
         work = copies.run(moves, nodes, hold, "up")
-    except BaseException as error:
+    except PrefixloomError as error:
         copies.end(before, "up")
         for part in parts:
             part.lane.pool.give(part.slots.tobytes())
         if any(work.number > before and not work.over for work in flight.works):  # some of the copies still run
             running.fence = max(running.fence, before + 1)
-        if isinstance(error, LoadFailed | InvariantError) or not isinstance(error, Exception):
+        if isinstance(error, LoadFailed | InvariantError):
             raise
         copies.failed += 1
         broken = [part for part, mine in zip(parts, moves, strict=False) if mine.raised]

@@ -20,7 +20,7 @@ import attrs
 
 from ..contract.identity import means
 from ..device.pool import ABSENT
-from ..errors import InvariantError
+from ..errors import InvariantError, PrefixloomError
 from ..operations.lease import standing_for_copies
 from ..operations.match import current, find_again, limit_of, walked_boundary
 from ..operations.publish import add_nodes
@@ -280,15 +280,15 @@ class Fetch:
         if self._call is not None:
             if self._call.over or late:
                 found = self._call.answers[0] if self._call.over else FoundInStore(self.base, TOO_SLOW)
+                self._call = None
                 self.link.completions.done(self._ticket, found.boundary)
                 self.restored.note(found.note)
-                self._call = None
         elif self.calls and not self._ticket_done:
             if not late and not self._failed():
                 self._ask_more()
             if late or all(call.over for call, _ in self.calls):
-                self.link.completions.done(self._ticket, self._arrived())
                 self._ticket_done = True
+                self.link.completions.done(self._ticket, self._arrived())
 
     def _failed(self) -> bool:
         """Whether a piece is known to be missing, so that the pieces after it are of no use."""
@@ -316,11 +316,11 @@ class Fetch:
             return
         try:
             step()
-        except BaseException as error:
+        except PrefixloomError as error:
             self.running = None
             self.restored.over = True
             self._wake_waiting()
-            if not isinstance(error, Exception) or isinstance(error, InvariantError):
+            if isinstance(error, InvariantError):
                 raise
             log.warning("what a store brought is left out: %r", error)
             self.restored.note(str(error))
@@ -358,14 +358,12 @@ class Fetch:
         running = self.running
         self.running = None
         self.calls = []
-        try:
-            if running is not None:
-                restore_more(self.link.copies, running, self.restored)
-                if self.restored.ready < self.restored.wanted and not self.restored.why:
-                    self.restored.note("what the store brought found no room in the tier, or has left it again")
-        finally:
-            self.restored.over = True
-            self._wake_waiting()
+        if running is not None:
+            restore_more(self.link.copies, running, self.restored)
+            if self.restored.ready < self.restored.wanted and not self.restored.why:
+                self.restored.note("what the store brought found no room in the tier, or has left it again")
+        self.restored.over = True
+        self._wake_waiting()
 
     def _wake_waiting(self) -> None:
         """Let the fetches that wait for this one go on."""
@@ -488,7 +486,7 @@ def _fill(fetch: Fetch, run: list[Node], brought: Brought, pinned: list[tuple[Ho
         hold.take_fence(link.core.flight)
         if jobs:
             copies.bring(jobs, run, hold)
-    except BaseException:
+    except PrefixloomError:
         for each in taken:
             each.take_back(run)
         raise

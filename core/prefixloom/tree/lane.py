@@ -280,19 +280,17 @@ class Lane(Generic[C, H]):
         """Free at least ``count`` pages if so many may go; the nodes that lost their cell are appended to ``freed``."""
         gone: list[Any] = []
         got = 0
-        try:
-            while got < count:
-                cell = self._pop_victim()
-                if cell is None:
-                    break
-                node = cell.node
-                freed.append(node)
-                self._leave(cell)
-                got += self.size(cell)
-                self._detach(cell, node, gone)
-        finally:
-            if gone:
-                self._give_all(gone)
+        while got < count:
+            cell = self._pop_victim()
+            if cell is None:
+                break
+            node = cell.node
+            freed.append(node)
+            self._leave(cell)
+            got += self.size(cell)
+            self._detach(cell, node, gone)
+        if gone:
+            self._give_all(gone)
         return got
 
     def trim(self, cells: list[Any], emptied: list[Node]) -> int:
@@ -308,20 +306,21 @@ class Lane(Generic[C, H]):
 
     def fall(self, nodes: list[Node], lost: Lane[Any, Any]) -> None:
         """``lost`` lost its cells at ``nodes``: free ours, but for what is covered or still serves a boundary."""
+        going = []
+        for node in nodes:  # asked first: a reach that is plain Python may raise
+            cell = node.cells[self.index]
+            if cell is None or cell.next is None:
+                continue
+            if not lost.closed_upward and lost.deepest(node, node.end)[1] == node.end:
+                continue
+            going.append(cell)
         gone: list[Any] = []
-        try:
-            for node in nodes:
-                cell = node.cells[self.index]
-                if cell is None or cell.next is None:
-                    continue
-                if not lost.closed_upward and lost.deepest(node, node.end)[1] == node.end:
-                    continue
-                self.queue_of(cell).drop(cell)
-                self._leave(cell)
-                self._detach(cell, node, gone)
-        finally:  # a reach that is plain Python may raise
-            if gone:
-                self.evicted += self._give_all(gone)
+        for cell in going:
+            self.queue_of(cell).drop(cell)
+            self._leave(cell)
+            self._detach(cell, cell.node, gone)
+        if gone:
+            self.evicted += self._give_all(gone)
 
     def take_victims(self, count: int) -> list[Any]:
         """The next cells to go, ``count`` pages or all there are, taken as gone so that what they uncover follows.
@@ -330,19 +329,14 @@ class Lane(Generic[C, H]):
         """
         victims: list[Any] = []
         pages = 0
-        try:
-            while pages < count:
-                cell = self._pop_victim()
-                if cell is None:
-                    break
-                self._leave(cell)
-                victims.append(cell)
-                self.queue.going(cell, self.size(cell))
-                pages += self.size(cell)
-        except BaseException:  # an interrupt: no victim goes
-            for cell in reversed(victims):
-                self.put_back(cell)
-            raise
+        while pages < count:
+            cell = self._pop_victim()
+            if cell is None:
+                break
+            self._leave(cell)
+            victims.append(cell)
+            self.queue.going(cell, self.size(cell))
+            pages += self.size(cell)
         return victims
 
     def put_back(self, cell: Any) -> None:
@@ -352,13 +346,8 @@ class Lane(Generic[C, H]):
     def free_victim(self, cell: Any) -> int:
         """Free a cell that has left, and count the pages."""
         gone: list[Any] = []
-        pages = 0
-        try:
-            self._detach(cell, cell.node, gone)
-        finally:
-            if gone:
-                pages = self._give_all(gone)
-        return pages
+        self._detach(cell, cell.node, gone)
+        return self._give_all(gone) if gone else 0
 
     def _pop_victim(self) -> Any:
         """The next cell to go, off the queue but not freed; None if nothing may go."""
@@ -368,10 +357,7 @@ class Lane(Generic[C, H]):
         """``cell``, off the queue, counts as gone: what it kept from going may be the next victim."""
 
     def _detach(self, cell: Any, node: Node, gone: list[Any]) -> None:
-        """Take a cell that has left from its ``node``, what it had to ``gone``.
-
-        The queue is told last: where that is interrupted, the cell has gone nevertheless.
-        """
+        """Take a cell that has left from its ``node``, what it had to ``gone``."""
         raise NotImplementedError
 
     def _give_all(self, gone: list[Any]) -> int:
@@ -418,7 +404,6 @@ class PageLane(Lane[C, P]):
             holding.table[max(0, first - holding.base) :] = self.pool.take(count)
             holding.base = min(holding.base, first)
             holding.owned = first
-            holding.change(first)
 
     # ------------------------------------------------------------ a sequence's way
     def close(self, holding: P) -> None:

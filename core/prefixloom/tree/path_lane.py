@@ -296,30 +296,28 @@ class PathLane(PageLane[PathCell, PageHolding]):
         wanted = count * ID_BYTES
         got = 0
         gone: list[bytes] = []
-        try:
-            while got < wanted:
-                cell: Any = queue.pop()
-                if cell is None:
+        while got < wanted:
+            cell: Any = queue.pop()
+            if cell is None:
+                break
+            while not cell.below:  # else an inner anchor, which returns when its last child has gone
+                data = cell.data
+                gone.append(data)
+                got += len(data)
+                node = cell.node
+                node.cells[i] = None
+                freed.append(node)
+                if self.recorder is not None:
+                    self.recorder.changed(self, node, data, None)
+                cell = cell.up
+                below = cell.below = cell.below - 1
+                if below or cell.locks or cell.next is not None:
                     break
-                while not cell.below:  # else an inner anchor, which returns when its last child has gone
-                    data = cell.data
-                    gone.append(data)
-                    got += len(data)
-                    node = cell.node
-                    node.cells[i] = None
-                    freed.append(node)
-                    if self.recorder is not None:
-                        self.recorder.changed(self, node, data, None)
-                    cell = cell.up
-                    below = cell.below = cell.below - 1
-                    if below or cell.locks or cell.next is not None:
-                        break
-                    if got >= wanted:  # a parent left childless is the next victim, unless its own use was later
-                        queue.add_first(cell)
-                        break
-        finally:
-            if gone:
-                got = self._give_all(gone)
+                if got >= wanted:  # a parent left childless is the next victim, unless its own use was later
+                    queue.add_first(cell)
+                    break
+        if gone:
+            got = self._give_all(gone)
         return got
 
     def fall(self, nodes: list[Node], lost: Lane[Any, Any]) -> None:

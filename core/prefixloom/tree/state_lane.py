@@ -165,10 +165,8 @@ class StateLane(Lane[StateCell, Any]):
         cell.passed = passed
         after = self.queue_of(cell)
         if cell.next is not None and after is not before:
-            try:
-                before.remove(cell)
-            finally:  # a queue of a third party may raise an interrupt, and the cell is off it then
-                after.add(cell)
+            before.remove(cell)
+            after.add(cell)
 
     def _pop_victim(self) -> Any:
         cell = self._early.pop()

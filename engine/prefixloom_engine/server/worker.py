@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 import attrs
 
-from prefixloom import InputError, PrefixloomError
+from prefixloom import BrokenError, InputError, PrefixloomError
 
 from ..contract.requests import Answer, Request
 from ..serving.driving import DrivenEngine
@@ -304,6 +304,8 @@ class EngineWorker:
             try:
                 worked = self.engine.step()
                 failures = 0
+            except BrokenError:  # what its cache has cannot be trusted, nor what the step was amid
+                raise
             except Exception:
                 failures += 1
                 log.exception("a step of the engine raised (%d of %d)", failures, MOST_FAILURES)

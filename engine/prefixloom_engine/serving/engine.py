@@ -12,11 +12,21 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any
 
-from prefixloom import Cache, Figure, Identity, InputError, PrefixloomError, ProtocolError, Sequence, encode
+from prefixloom import (
+    BrokenError,
+    Cache,
+    Figure,
+    Identity,
+    InputError,
+    PrefixloomError,
+    ProtocolError,
+    Sequence,
+    encode,
+)
 
 from ..contract.handover import Handover
 from ..contract.model import Identified, Media, Model, Multimodal
@@ -505,7 +515,8 @@ class Engine:
                     self._tell_over(launched, self._observers)
             self._in_flight.clear()
             self._streams.clear()
-            self.cache.poll()
+            with suppress(BrokenError):  # what is over is nobody's then, and the caller has the error of what broke it
+                self.cache.poll()
             if self._observers is not None:
                 self._observers.stepped()
                 self._observers.closed()

@@ -434,6 +434,14 @@ class Operations(SequenceOperations):
         self.compare("drop_namespace", wipe=namespace)
 
     def do_flush(self) -> None:
+        """Flush, and where a sequence runs twice, while all slots wait for its step to be over."""
+        stream = SimulatedStream("a step before the flush")
+        going = [run.sequence for run in self.running if not run.gone][:1]
+        if going:
+            with self.cache.step(going, role="draft") as step:
+                step.run_ops(stream)
+                stream.run(lambda: None)
+            self.cache.flush()
         self.cache.flush()
         for run in self.running:
             run.gone = True
@@ -441,6 +449,10 @@ class Operations(SequenceOperations):
             leased.gone = True
         self.minted = {}
         self.compare("flush", wipe="*")
+        while stream.ready:
+            stream.advance()
+        self.cache.poll()
+        self.compare("poll")
         for plan, _, _ in self.plans:
             self.expect_refusal("plan from before a flush", ProtocolError, self.cache.open, plan)
         self.plans = []

@@ -354,15 +354,16 @@ class SequenceOperations(ComparedCache):
         require(sorted(told) == sorted(due), "the ops of a step fill %s, not %s", told, due)
 
     def check_table(self, step: Any, batch: list[ModelSequence]) -> None:
-        """Check the page table of one component, of another one at each step."""
-        f = self.model.facts[self.operations % len(self.model.facts)]
-        rows = [run.sequence.pages(f.name) for run in batch]
-        width = max(map(len, rows))
-        right = [[*row, *[-1] * (width - len(row))] for row in rows]
-        require(step.table(f.name).tolist() == right, "%s: the page table is not %s", f.name, right)
-        if f.steps:
-            right = [run.sequence.rewind_slots(f.name) for run in batch]
-            require(step.rewind_table(f.name).tolist() == right, "%s: the slots to rewind to are not %s", f.name, right)
+        """Check the page tables of all components, which say what the sequences of a step have."""
+        for f in self.model.facts:
+            rows = [run.sequence.pages(f.name) for run in batch]
+            width = max(map(len, rows))
+            right = [[*row, *[-1] * (width - len(row))] for row in rows]
+            require(step.table(f.name).tolist() == right, "%s: the page table is not %s", f.name, right)
+            if f.steps:
+                right = [run.sequence.rewind_slots(f.name) for run in batch]
+                told = step.rewind_table(f.name).tolist()
+                require(told == right, "%s: the slots to rewind to are not %s", f.name, right)
 
     def has_lost_state(self, run: ModelSequence) -> bool:
         return run.spoiled and any(f.boundary for f in self.model.facts)
