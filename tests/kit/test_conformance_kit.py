@@ -125,7 +125,7 @@ def test_a_script_is_shrunk_to_what_matters() -> None:
     script = written("shrink", 120, 4)
     found = failure(case, script)
     assert found is not None and found.topic == "content"
-    short = shrunk(case, script, Setting(), "content", limit=10)
+    short = shrunk(case, script, Setting(), "content")
     assert len(short) <= 8 < len(script)
     assert {op[0] for op in short} <= {"open", "run", "align", "publish", "close", "rewind"}
 

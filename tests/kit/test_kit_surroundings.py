@@ -193,7 +193,7 @@ def test_pools_of_long_prompts_are_not_too_large() -> None:
 def test_repeated_operations_are_shrunk_to_as_many_as_it_takes() -> None:
     case = ComponentCase(lambda: RaisesAtTheThousandth("subject", KV, Window(W)), WINDOW)
     script = [("peek", (range(5),)), ("repeat", 1500, [("peek", (range(9),))])]
-    short = shrunk(case, script, Setting(), "raise", limit=30.0)
+    short = shrunk(case, script, Setting(), "raise", work=10**6)
     assert len(short) == 1 and short[0][0] == "repeat" and 500 <= short[0][1] < 700
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import time
 from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
@@ -111,6 +113,15 @@ class Kept(Window):
         return math.inf
 
 
+class EarlyFarOn(Window):
+    """A window that is given back one boundary too early beyond 12,288."""
+
+    convex = True
+
+    def until(self, p: int) -> float:
+        return p + self.w - 1 - (p > 12_288)
+
+
 class Holes(Reach):
     """A window of which every boundary leaves out one position in the middle, and says that it is convex."""
 
@@ -168,8 +179,22 @@ WRONG: dict[str, tuple[Reach, Any, str, str]] = {
     "kept for ever": (Kept(512), window(512), "law_nothing_is_kept_for_ever", "broken"),
     "landmarks kept too long": (Landmarks(128, 64, 23, late=64), landmarks(128, 64, 23), UNTIL, "broken"),
     "landmarks given back early": (Landmarks(128, 64, 23, late=-64), landmarks(128, 64, 23), UNTIL, "broken"),
+    "until one too early far on": (EarlyFarOn(16), window(16), UNTIL, "broken"),
+    "a window one short behind many sinks": (
+        Sinks(4096) | Window(511),
+        lambda q: {*range(min(q, 4096)), *range(max(0, q - 511), q)},
+        COVERS,
+        "broken",
+    ),
     "convex, with a hole far back": (Holes(4096, 3000), window(4096), CONVEX, "broken"),
 }
+
+
+@pytest.fixture(autouse=True)
+def hours_between_two_questions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look at a clock is an hour after the last one, as on a machine that is very slow."""
+    for name in ("monotonic", "perf_counter", "process_time", "time"):
+        monkeypatch.setattr(time, name, itertools.count(0, 3600).__next__)
 
 
 @pytest.mark.parametrize("name", RIGHT)
@@ -198,7 +223,7 @@ def test_what_a_reach_raises_at_a_long_prompt_is_told() -> None:
 
 def test_how_far_a_reach_was_asked_is_known() -> None:
     case = ComponentCase(lambda: Component("subject", KV, Window(7)), Truth(reads=window(7)))
-    assert probes_of(case).bound == FAR
+    assert probes_of(case).boundaries[-1] == FAR
     assert {7, 6} <= set(probes_of(case).numbers)
 
 

@@ -2,19 +2,18 @@
 
 A reach is a function of any boundary, and a mistake in it shows where a window, a chunk or a landmark begins or ends.
 So besides all small boundaries, those around each number are asked, and around its multiples, up to prompts of ``FAR``
-tokens. The numbers are those that stand in the code and in the options, and the distances that the answers themselves
-have in common.
+tokens. The numbers are those that the component and the truth hold, such as options, powers of two, and the distances
+that the answers themselves have in common. How many questions are asked depends on these numbers alone, on no clock.
 """
 
 from __future__ import annotations
 
 import math
 import random
-import time
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import attrs
@@ -32,10 +31,6 @@ DEPTH = 6
 """So deep in objects numbers are looked for."""
 TIMES = (1, 2, 3, 4, 8)
 BESIDE = (-2, -1, 0, 1, 2)
-MOST = 1500
-"""The most boundaries that are asked beyond the small ones."""
-SECONDS = 3.0
-"""For so long boundaries are asked; a reach or a truth that takes longer to answer is asked at fewer of them."""
 
 
 def spans_of(positions: Iterable[int]) -> tuple[Interval, ...]:
@@ -84,7 +79,7 @@ def ends_of(spans: tuple[Interval, ...]) -> list[int]:
 
 
 def numbers_in(*roots: Any) -> set[int]:
-    """Return the whole numbers above 1 that objects hold: in attributes, code, closures, defaults and globals."""
+    """Return the whole numbers above 1 that objects hold: in attributes, closures and defaults."""
     found: set[int] = set()
     seen: dict[int, Any] = {}  # the objects as well, so that no other one gets the number of one that is gone
     here = list(roots)
@@ -111,15 +106,11 @@ def _inside(value: Any) -> Iterator[Any]:
     elif isinstance(value, FunctionType):
         yield from value.__defaults__ or ()
         yield from (value.__kwdefaults__ or {}).values()
-        yield value.__code__
         for cell in value.__closure__ or ():
             try:
                 yield cell.cell_contents
             except ValueError:  # it is not bound yet
                 continue
-        yield from (value.__globals__[name] for name in value.__code__.co_names if name in value.__globals__)
-    elif isinstance(value, CodeType):
-        yield from value.co_consts
     elif isinstance(value, Mapping):
         yield from list(value.values())[:64]
     elif isinstance(value, list | tuple | set | frozenset):
@@ -128,7 +119,6 @@ def _inside(value: Any) -> Iterator[Any]:
         yield from (value.start, value.stop, value.step)
     else:
         if isinstance(value, Reach) and type(value).__module__ != Reach.__module__:
-            yield from (value.needs, value.until)
             for kind in type(value).__mro__[:-1]:
                 yield from (each for each in vars(kind).values() if isinstance(each, int | float))
         if attrs.has(type(value)):
@@ -200,7 +190,7 @@ class Probes(Answers):
         self._chance = random.Random(f"{case.seed} probes")
         named = numbers_in(case.component(), self._reach, self._reads, case.truth.layers)
         self.numbers = sorted(named | self._distances())
-        self.boundaries, self.bound = self._chosen()
+        self.boundaries = self._chosen()
 
     def served(self, dense: int, far: int) -> list[int]:
         """The boundaries at which what is read is asked: all, or some of the small and of the far ones."""
@@ -227,10 +217,7 @@ class Probes(Answers):
                 continue
             counted: Counter[int] = Counter()
             lows = []
-            end = time.monotonic() + SECONDS / 8
             for n in points:
-                if time.monotonic() > end:
-                    break
                 answer = self._answer(function, name, n)
                 spans = merged(answer) if name == "needs" else spans_of(answer)
                 counted.update({each for low, high in spans[:64] for each in (low, high, n - low, n - high)})
@@ -240,24 +227,13 @@ class Probes(Answers):
             found |= {step} if step > 1 else set()
         return found
 
-    def _chosen(self) -> tuple[tuple[int, ...], int]:
-        """Choose boundaries, and ask at them until the time is up. Return them with the largest one."""
+    def _chosen(self) -> tuple[int, ...]:
+        """Return all small boundaries, and those near numbers, their multiples and their sums."""
         numbers = [*self.numbers, *POWERS[8:]]
         near = {number * times + beside for number in numbers for times in TIMES for beside in BESIDE}
         near |= {one + other for one in self.numbers[:12] for other in self.numbers[:12]}
         near |= {int(DENSE * (FAR / DENSE) ** self._chance.random()) for _ in range(60)}
-        far = sorted(n for n in near if DENSE <= n <= FAR)
-        if len(far) > MOST:
-            far = sorted(self._chance.sample(far, MOST))
-        taken, end = list(range(DENSE)), time.monotonic() + SECONDS
-        for n in far:
-            if time.monotonic() > end:
-                break
-            self.needs(n)
-            if self._reads is not None:
-                self.reads(n)
-            taken.append(n)
-        return tuple(taken), taken[-1]
+        return (*range(DENSE), *sorted(n for n in near if DENSE <= n <= FAR))
 
 
 def probes_of(case: ComponentCase) -> Probes:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import pprint
 import random
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 import attrs
 
 from ...contract.manifest import Layout
-from ...device.streams import ThreadStream
+from ...device.streams import Event, ThreadStream
 from ...errors import CapacityError, CompositionError, InputError, InvariantError, PluginError, ProtocolError, RaceError
 from ..inside import backdoor
 from ..inside.memory import POISON
@@ -34,6 +33,8 @@ MORE = WEIGHTS | {"arrive": 10, "together": 8, "marked": 4}
 """With parts that arrive, several sequences in a step, and extra keys."""
 GONE_ON = "; going on without"
 """With these words the cache tells of a hook that failed, or whose answer it cannot use."""
+WORK = 20_000
+"""So much is played to shrink a script (``work_of``)."""
 OPEN = 4
 """The most sequences that are open at once."""
 
@@ -404,9 +405,30 @@ class Player:
             )
 
 
-def _late() -> None:
-    """Delay a piece of work, so that the scheduling thread gets ahead of the stream on any machine."""
-    time.sleep(0.0003)
+class LateStream(ThreadStream):
+    """A stream whose work runs only when it is waited for, so the scheduling thread is ahead on any machine."""
+
+    __slots__ = ("_begun", "_wanted")
+
+    def __init__(self, name: str) -> None:
+        self._begun = self._wanted = 0
+        super().__init__(name, before=self._begin)
+
+    def _begin(self) -> None:
+        self._begun += 1
+        with self._lock:
+            self._changed.wait_for(lambda: self._begun <= self._wanted)
+
+    def until(self, event: Event, timeout: float | None) -> bool:
+        with self._lock:
+            self._wanted = max(self._wanted, event.tick)
+            self._changed.notify_all()
+        return super().until(event, timeout)
+
+    def dismiss(self) -> None:
+        with self._lock:
+            self._wanted = self.tick
+        super().dismiss()
 
 
 def play(case: ComponentCase, script: Sequence[Op], setting: Setting | None = None) -> Player:
@@ -416,7 +438,7 @@ def play(case: ComponentCase, script: Sequence[Op], setting: Setting | None = No
 
 
 def _played(case: ComponentCase, script: Sequence[Op], setting: Setting, said: Sequence[str]) -> Player:
-    stream = ThreadStream("bench", before=_late) if setting.threads else None
+    stream = LateStream("bench") if setting.threads else None
     try:
         bench = Bench(
             case,
@@ -465,18 +487,31 @@ def failure(case: ComponentCase, script: Sequence[Op], setting: Setting | None =
 # ---------------------------------------------------------------- shrinking
 
 
-def shrunk(case: ComponentCase, script: Sequence[Op], setting: Setting, topic: str, limit: float = 4.0) -> list[Op]:
+def work_of(script: Sequence[Op]) -> int:
+    """Return about how much work a script is: each operation, and every eighth token of a prompt, counts as one."""
+    total = len(script)
+    for op in script:
+        if op[0] in ("repeat", "uncopied"):
+            total += work_of(op[-1]) * (op[1] if op[0] == "repeat" else 1)
+        elif op[0] in ("open", "lease", "peek"):
+            total += sum(len(token) if isinstance(token, range) else 1 for token in op[1]) // 8
+    return total
+
+
+def shrunk(case: ComponentCase, script: Sequence[Op], setting: Setting, topic: str, work: int = WORK) -> list[Op]:
     """Return a shorter script that fails with the same topic, found by leaving out smaller and smaller parts."""
-    best, end = list(script), time.monotonic() + limit
+    best, left = list(script), work
 
     def fails(ops: Sequence[Op]) -> bool:
-        found = failure(case, ops, setting)
+        nonlocal left
+        left -= work_of(ops)
+        found = failure(case, ops, setting) if left > 0 else None
         return found is not None and found.topic == topic
 
     size = len(best) // 2
-    while size and time.monotonic() < end:
+    while size:
         at = 0
-        while at < len(best) and time.monotonic() < end:
+        while at < len(best):
             shorter = best[:at] + best[at + size :]
             if fails(shorter):
                 best = shorter
@@ -484,10 +519,7 @@ def shrunk(case: ComponentCase, script: Sequence[Op], setting: Setting, topic: s
                 at += size
         size //= 2
     for at, op in enumerate(best):
-        while time.monotonic() < end:
-            less = _less(op)
-            if less is None or not fails([*best[:at], less, *best[at + 1 :]]):
-                break
+        while (less := _less(op)) is not None and fails([*best[:at], less, *best[at + 1 :]]):
             best[at] = op = less
     return best
 
