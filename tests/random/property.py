@@ -30,9 +30,7 @@ def explain(name: str, ops: Sequence[Op], tries: int = 600) -> str:
     return f"{type(error).__name__}: {error}\n\nreplay(setups()[{name!r}],\n{script})"
 
 
-def run(
-    name: str, seed: object, count: int, patience: int = 600, of: Mapping[str, float] = WEIGHTS
-) -> dict[str, int]:
+def run(name: str, seed: object, count: int, patience: int = 600, of: Mapping[str, float] = WEIGHTS) -> dict[str, int]:
     """``count`` operations on one composition, in scripts; how often each thing happened."""
     setup = setups()[name]
     counts: dict[str, int] = {}

@@ -1,9 +1,9 @@
-"""Probes: the boundaries at which a reach is asked, near all numbers that the component or its layers name.
+"""Probes: the boundaries at which a reach is asked, near the numbers of the component and of its layers.
 
 A reach is a function of any boundary, and a mistake in it shows where a window, a chunk or a landmark begins or ends.
 So besides all small boundaries, those around each number are asked, and around its multiples, up to prompts of ``FAR``
-tokens. The numbers are those that the component and the truth hold, such as options, powers of two, and the distances
-that the answers themselves have in common. How many questions are asked depends on these numbers alone, on no clock.
+tokens. The numbers are options, powers of two, and the distances that the answers themselves have in common. How many
+questions are asked depends on these numbers alone, and on no clock.
 """
 
 from __future__ import annotations
@@ -12,13 +12,10 @@ import math
 import random
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from types import FunctionType, MethodType, ModuleType
+from collections.abc import Iterable
 from typing import Any
 
-import attrs
-
-from ...contract.reach import Interval, Reach, merged
+from ...contract.reach import Interval, merged
 from .case import ComponentCase, LawBroken
 from .watching import gaps_of, watch
 
@@ -27,8 +24,6 @@ DENSE = 320
 FAR = 1 << 17
 """The longest prompt whose boundaries are asked."""
 POWERS = tuple(1 << k for k in range(18))
-DEPTH = 6
-"""So deep in objects numbers are looked for."""
 TIMES = (1, 2, 3, 4, 8)
 BESIDE = (-2, -1, 0, 1, 2)
 
@@ -73,57 +68,6 @@ def ends_of(spans: tuple[Interval, ...]) -> list[int]:
     for low, high in (*spans[:24], *spans[-8:]):
         found |= dict.fromkeys(p for p in (low, low + 1, (low + high) // 2, high - 2, high - 1) if low <= p < high)
     return list(found)
-
-
-# ---------------------------------------------------------------- numbers
-
-
-def numbers_in(*roots: Any) -> set[int]:
-    """Return the whole numbers above 1 that objects hold: in attributes, closures and defaults."""
-    found: set[int] = set()
-    seen: dict[int, Any] = {}  # the objects as well, so that no other one gets the number of one that is gone
-    here = list(roots)
-    for _ in range(DEPTH):  # what is the least deep first, so that it does not matter which root is asked first
-        inside: list[Any] = []
-        for value in here:
-            if isinstance(value, bool | str | bytes | type | ModuleType):
-                continue
-            if isinstance(value, int | float):
-                if 1 < abs(value) <= FAR:
-                    found.add(int(abs(value)))
-            elif id(value) not in seen:
-                seen[id(value)] = value
-                inside += _inside(value)
-        here = inside
-    return found
-
-
-def _inside(value: Any) -> Iterator[Any]:
-    """Yield what an object is made of, as far as numbers may stand in it."""
-    if isinstance(value, MethodType):
-        yield value.__func__
-        yield value.__self__
-    elif isinstance(value, FunctionType):
-        yield from value.__defaults__ or ()
-        yield from (value.__kwdefaults__ or {}).values()
-        for cell in value.__closure__ or ():
-            try:
-                yield cell.cell_contents
-            except ValueError:  # it is not bound yet
-                continue
-    elif isinstance(value, Mapping):
-        yield from list(value.values())[:64]
-    elif isinstance(value, list | tuple | set | frozenset):
-        yield from list(value)[:64]
-    elif isinstance(value, range):
-        yield from (value.start, value.stop, value.step)
-    else:
-        if isinstance(value, Reach) and type(value).__module__ != Reach.__module__:
-            for kind in type(value).__mro__[:-1]:
-                yield from (each for each in vars(kind).values() if isinstance(each, int | float))
-        if attrs.has(type(value)):
-            yield from (getattr(value, field.name, None) for field in attrs.fields(type(value)))
-        yield from getattr(value, "__dict__", {}).values()
 
 
 # ---------------------------------------------------------------- answers
@@ -188,8 +132,9 @@ class Probes(Answers):
     def __init__(self, case: ComponentCase) -> None:
         super().__init__(case)
         self._chance = random.Random(f"{case.seed} probes")
-        named = numbers_in(case.component(), self._reach, self._reads, case.truth.layers)
-        self.numbers = sorted(named | self._distances())
+        component, reach = (getattr(each, "__dict__", {}) for each in (case.component(), self._reach))
+        said = (*case.options.values(), *component.values(), *reach.values())
+        self.numbers = sorted({n for n in said if type(n) is int and 1 < n <= FAR} | self._distances())
         self.boundaries = self._chosen()
 
     def served(self, dense: int, far: int) -> list[int]:

@@ -13,6 +13,10 @@ from math import inf, isnan
 from ...contract.reach import Reach
 from ..kit.case import ComponentCase, LawBroken, NotApplicable, Wasteful, made
 from ..kit.probes import DENSE, FAR, POWERS, TIMES, Answers, Probes, contains, ends_of, first_outside, probes_of
+from ..kit.worlds import World, in_world
+
+OTHERS = 3
+"""How many other instances are asked what one was asked."""
 
 
 def _last_boundaries(probes: Probes) -> dict[int, int]:
@@ -51,19 +55,21 @@ def law_a_state_needs_no_positions(case: ComponentCase) -> None:
 
 
 def law_needs_and_until_are_pure(case: ComponentCase) -> None:
-    """``needs`` and ``until`` give the same answer to the same number, in any order of calls and on every instance.
+    """``needs`` and ``until`` give the same answer to the same number, in any order, on every instance and machine.
 
     Clauses: C4, H6.
     """
     boundaries = probes_of(case).boundaries
     asked = (*boundaries[:DENSE:3], *boundaries[DENSE::5])
-    reach, again = case.reach, made(case).reach
+    reach = case.reach
     first = [(tuple(reach.needs(n)), reach.until(n)) for n in asked]
-    for n, told in reversed(list(zip(asked, first, strict=True))):
-        for one in (reach, again):
-            now = (tuple(one.needs(n)), one.until(n))
-            if now != told:
-                raise LawBroken(f"needs({n}), until({n}) were {told}, and asked again {now}")
+    with in_world(World(case.seed)):
+        others = [made(case).reach for _ in range(OTHERS)]
+        for n, told in reversed(list(zip(asked, first, strict=True))):
+            for one in (reach, *others):
+                now = (tuple(one.needs(n)), one.until(n))
+                if now != told:
+                    raise LawBroken(f"needs({n}), until({n}) were {told}, and asked again {now}")
 
 
 def law_the_reach_covers_what_the_layers_read(case: ComponentCase) -> None:
