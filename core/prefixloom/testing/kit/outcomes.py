@@ -15,9 +15,9 @@ from .scripts import Op, Setting, as_code, failure, images, shrunk, written
 
 LENGTH = 110
 """How many operations a random script has."""
-LONG = 2200
+LONG = 2010
 """How many tokens long prompts with content have."""
-REPEATS = 300
+REPEATS = 200
 """How often two requests are repeated. Each hook is called at least twice as often."""
 STEPS = 100
 """The most small steps in which a prompt is computed."""
@@ -131,13 +131,8 @@ def late(case: ComponentCase) -> list[FailedScript]:
         prompt, other = text_of(0)[: 4 * unit + 1], text_of(2)[: 3 * unit + 1]
         turn: list[Op] = []
         for tokens in (prompt, other):
-            turn += [
-                ("open", tokens, "", 0, images(len(tokens), unit, tokens == other)),
-                ("run", -1, 99 * unit),
-                ("close", -1),
-                ("lease", tokens),
-                ("release", 0),
-            ]
+            turn += [("open", tokens, "", 0, images(len(tokens), unit, tokens == other)), ("run", -1, 99 * unit)]
+            turn += [("close", -1), ("lease", tokens), ("release", 0), ("peek", tokens)]
         return [("repeat", REPEATS, [*turn, ("evict", 2 * unit)])]
 
     found = [*played(case, "far", (Setting(units=2 * length // unit, page=page),), far)]
@@ -164,11 +159,10 @@ def farthest(case: ComponentCase) -> list[FailedScript]:
                 ("evict", unit),
                 ("release", 0),
             ]
-        branch = [
-            ("open", (range(length - unit), 7, range(unit)), "", 0, images(length, length // 9, 1)),
-            ("run", -1, 2 * length),
-            ("close", -1),
-        ]
+        at = length - 9 * unit
+        film = [(at + start, at + end, key) for start, end, key in images(9 * unit, unit, 1)]
+        other: Op = ("open", (range(length - unit), 7, range(unit)), "", 0, film)
+        branch = [other, ("run", -1, 2 * length), ("close", -1)]
         return [*ops, *branch, ("evict", length), *branch]
 
     units = length // unit * 3 // 2 + 8
