@@ -86,6 +86,11 @@ def test_a_mistake_of_a_distribution_is_killed_by_its_law(
     assert (found.status, told in found.told) == ("broken", True), found.told
 
 
+def test_a_truth_that_answers_none_is_an_error(rings: Callable[[str], ComponentCase]) -> None:
+    with pytest.raises(CompositionError, match=r"prefixloom_truth answered None to the options .*'window': 1024"):
+        rings(RIGHT.replace('    window = options["window"]\n', "    return None\n"))
+
+
 def test_a_config_that_a_plugin_cannot_read_is_told(rings: Callable[[str], ComponentCase]) -> None:
     case = rings(RIGHT.replace('options.get("ring", 512)', 'options["ring"]'))
     assert verdict(CONFIG, case).status == "holds"

@@ -21,18 +21,16 @@ from tests.support import setups as compositions
 from tests.support.setups import setups
 
 
-def explain(name: str, ops: Sequence[Op], limit: float = 60.0) -> str:
+def explain(name: str, ops: Sequence[Op], tries: int = 600) -> str:
     """A failing script, shrunk, with what it runs into."""
     setup = setups()[name]
-    short = shrink(setup, ops, limit)
+    short = shrink(setup, ops, tries)
     error = fails(setup, short)
     script = pprint.pformat(short, width=110, compact=True)
     return f"{type(error).__name__}: {error}\n\nreplay(setups()[{name!r}],\n{script})"
 
 
-def run(
-    name: str, seed: object, count: int, patience: float = 60.0, of: Mapping[str, float] = WEIGHTS
-) -> dict[str, int]:
+def run(name: str, seed: object, count: int, patience: int = 600, of: Mapping[str, float] = WEIGHTS) -> dict[str, int]:
     """``count`` operations on one composition, in scripts; how often each thing happened."""
     setup = setups()[name]
     counts: dict[str, int] = {}

@@ -79,7 +79,7 @@ def test_a_failing_script_is_shrunk_to_what_matters(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(PathLane, "close", leaky)
     assert fails(setup, script) is not None
-    short = shrink(setup, script, limit=10)
+    short = shrink(setup, script)
     assert fails(setup, short) is not None
     assert len(short) <= 6, short
     monkeypatch.undo()

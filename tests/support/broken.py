@@ -29,20 +29,30 @@ from prefixloom import (
 from prefixloom.testing import ComponentCase, Truth
 from tests.support.broken_hooks import (
     NOTHING,
+    AboveInAnImage,
     AcceptsNothing,
+    BeforeImages,
+    BeforeTheFirstImage,
+    ByACoresConstant,
+    ByAFileOfTheMachine,
     ByAHelpersClock,
+    ByTheCores,
+    ByTheDevices,
     ByTheHashOfATenant,
     ByTheMachine,
     ByTheOrderOfASet,
     ByTheProcess,
     ByTheRank,
+    ByTheYear,
     ClampsLate,
     CopiesTheWrongWay,
     DropsAtEachSplit,
     KeepsLongPromptsOnly,
+    KeepsSome,
     LocksAll,
     LocksTheOtherWayRound,
     LosesAPage,
+    Metered,
     RaisesAtTheThousandth,
     RaisesFarOut,
     ReadOnce,
@@ -50,6 +60,8 @@ from tests.support.broken_hooks import (
     RebuiltAndKeptLonger,
     RebuiltAndLetGo,
     RejectsAll,
+    RemembersEvictions,
+    RemembersPrompts,
     SharesOfNothing,
     TakesExtraKeysForPairs,
     TrustsCopies,
@@ -118,6 +130,7 @@ WIDE = Buffer("k", (2, 8), "float32")
 FEW = Buffer("k", (2,), "bfloat16", range(2))
 SHARES, OWNS = (attrs.evolve(K, shared={5: owner}) for owner in (0, 1))
 NO_OWNERS = Truth(layers=decaying, grid=1)
+IMAGES = attrs.evolve(WINDOW, ends=lambda n, extra: not any(start < n < end for start, end, _ in extra))
 RESTS = attrs.evolve(STATE, at_rest=0.01)
 
 
@@ -145,7 +158,8 @@ def of(kind: Any = Component, reach: Callable[[], Reach] = lambda: Window(W), **
 def rows() -> list[Broken]:
     covers, content = "law_the_reach_covers_what_the_layers_read", "law_what_is_restored_is_what_was_live"
     writes, early = "law_the_manifest_has_all_that_the_layers_write", "law_until_is_the_last_boundary"
-    itself, pure = "law_each_component_is_an_instance_of_its_own", "law_hooks_read_no_clock_and_take_no_random_number"
+    itself, same = "law_each_component_is_an_instance_of_its_own", "law_the_same_calls_get_the_same_answers"
+    again, ends = "law_what_is_asked_of_a_match_is_pure", "law_a_hit_ends_where_it_may"
     idle = "law_the_reach_names_nothing_that_no_layer_reads"
     on = "law_layers_go_on_from_what_is_stored"
     says = "law_the_manifest_says_what_content_depends_on"
@@ -193,10 +207,10 @@ def rows() -> list[Broken]:
         ("another name each time", lambda: Renamed(KV, Window(W)), WINDOW, itself),
         ("compares by value", of(ByValue), WINDOW, itself),
         ("a manifest that grows", lambda: Growing("subject", Window(W)), Truth(), itself),
-        ("a match decided by the clock", of(ByTheClock), WINDOW, pure),
-        ("a publication decided by chance", of(ByChance), WINDOW, pure),
-        ("answers that count over all instances", of(ByAddress), WINDOW, "law_the_same_calls_get_the_same_answers"),
-        ("a match that answers by turns", of(Fickle), WINDOW, "law_what_is_asked_of_a_match_is_pure"),
+        ("a match decided by the clock", of(ByTheClock), WINDOW, same),
+        ("a publication decided by chance", of(ByChance), WINDOW, same),
+        ("answers that count over all instances", of(ByAddress), WINDOW, same),
+        ("a match that answers by turns", of(Fickle), WINDOW, again),
         ("a validator that goes beyond", of(Widening), WINDOW, validator),
         ("a validator that answers True", of(NoNumber), WINDOW, validator),
         ("a hook changes the walk", of(MutatesTheWalk), WINDOW, touch),
@@ -213,7 +227,7 @@ def rows() -> list[Broken]:
         ("an op clears all states", of(ClearsAll, Point), STATE, content),
         ("an op writes a slot of nobody", of(OpWritesAFreeSlot), WINDOW, touch),
         ("a state is kept on the wrong half", of(DropsOnSplit, Point), STATE, "law_no_hook_raises"),
-        ("states that are never published", of(KeepsNothing, Point), STATE, keeps),
+        ("states that are never published", of(KeepsNothing, Point), STATE, hits),
         ("a pool of its own", of(OwnPool), WINDOW, "law_the_pool_has_the_shape_of_the_manifest"),
         ("a slot is freed twice", of(FreesTwice), WINDOW, touch),
         ("a hook with an argument of no such name", of(StrangeArgument), WINDOW, "law_hooks_fit_their_specifications"),
@@ -230,8 +244,8 @@ def rows() -> list[Broken]:
         ("a validator that goes beyond in long prompts", of(WidensLate), WINDOW, validator),
         ("answers by the hash of a text", of(ByTheHashOfATenant), WINDOW, process),
         ("answers by the order of a set", of(ByTheOrderOfASet), WINDOW, process),
-        ("answers by the number of the process", of(ByTheProcess), WINDOW, pure),
-        ("a clock in a helper", of(ByAHelpersClock), WINDOW, pure),
+        ("answers by the number of the process", of(ByTheProcess), WINDOW, same),
+        ("a clock in a helper", of(ByAHelpersClock), WINDOW, process),
         ("a validator that accepts nothing", of(AcceptsNothing), WINDOW, hits),
         ("every boundary is rejected", of(RejectsAll, Path), PATH, hits),
         ("no state is admitted", of(reach=Point, admission=NOTHING), STATE, hits),
@@ -245,13 +259,22 @@ def rows() -> list[Broken]:
         ("a prompt of no tokens is divided by", of(SharesOfNothing), WINDOW, "law_no_hook_raises"),
         ("a copy that fails is not borne", of(TrustsCopies), WINDOW, "law_no_hook_raises"),
         ("a position is packed into two bytes", of(RaisesFarOut), WINDOW, "law_no_hook_raises"),
-        ("answers by the name of the machine", of(ByTheMachine), WINDOW, pure),
+        ("answers by the name of the machine", of(ByTheMachine), WINDOW, same),
         ("answers by the rank", of(ByTheRank), WINDOW, process),
         ("states are dropped at each split", of(DropsAtEachSplit, Point), STATE, hits),
         ("states of long prompts only", of(KeepsLongPromptsOnly, Point), STATE, hits),
         ("the last page is left out of each hit", of(LosesAPage), WINDOW, hits),
         ("a lock the other way round", of(LocksTheOtherWayRound), WINDOW,
          "law_a_lease_keeps_little_more_than_resuming_needs"),
+        ("answers by the year", of(ByTheYear), WINDOW, process),
+        ("answers by the cores, looked at once", of(ByTheCores), WINDOW, same),
+        ("answers by the cores, looked at by the module", of(ByACoresConstant), WINDOW, process),
+        ("answers by a file of the machine", of(ByAFileOfTheMachine), WINDOW, same),
+        ("answers by the devices", of(ByTheDevices), WINDOW, same),
+        ("a validator that remembers prompts", of(RemembersPrompts), WINDOW, again),
+        ("a match that remembers evictions", of(RemembersEvictions), WINDOW, again),
+        ("a validator that answers the end of an image", of(AboveInAnImage), WINDOW, validator),
+        ("a validator that looks at the first image only", of(BeforeTheFirstImage), IMAGES, ends),
     ]  # fmt: skip
     found += [(f"{hook} raises", of(raising(hook)), WINDOW, "law_no_hook_raises") for hook in RAISING]
     return [Broken(*row) for row in found]
@@ -338,6 +361,10 @@ ORIGINALS = {
     "requirements": (of(requires=["indexer", "kv"]), WINDOW),
     "replayed": (of(reach=Rebuilt, replay=W - 1), WINDOW),
     "checkpoints of a state": (of(reach=Point, checkpoint_every=8, max_rewind=3), STATE),
+    "no hits inside of images": (of(BeforeImages), IMAGES),
+    "hooks that are timed": (of(Metered), WINDOW),
+    "a path of which some is kept": (of(KeepsSome, Path), PATH),
+    "states of which some are kept": (of(KeepsSome, Point), STATE),
     "every hook": (of(Widens), WINDOW),
     "every hook on a path": (of(Widens, Path), PATH),
     "every hook on a state": (of(Widens, Point), STATE),

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
+import pathlib
 import socket
 import struct
 import time
 from collections.abc import Callable
+from datetime import datetime as now
 from typing import Any
+
+import torch
 
 from prefixloom import AdmissionPolicy, Claim, Component, Reach, Receipt, SplitRule, Touch, Transfer, hookimpl
 from prefixloom.contract.reach import Interval
 from tests.support.broken_parts import W
 
+CORES = os.cpu_count() or 1
 NOTHING = AdmissionPolicy("nothing", admit=lambda state: False)
 """Takes no state, however often prompts part there."""
 
@@ -88,7 +93,7 @@ class ByTheProcess(Component):
         return Claim(keep=()) if os.getpid() % 2 else None
 
 
-def seconds(clock: Callable[[], float] = time.monotonic) -> float:
+def seconds(clock: Callable[[], float] = time.time) -> float:
     return clock()
 
 
@@ -97,7 +102,130 @@ class ByAHelpersClock(Component):
 
     @hookimpl
     def commit_insert(self, walk: Any) -> Claim | None:
-        return Claim(keep=()) if seconds() < 0 else None
+        return Claim(keep=()) if int(seconds() / 86400) % 3 == 0 else None
+
+
+class ByTheYear(Component):
+    """What is kept in this year is kept in no other."""
+
+    @hookimpl
+    def commit_insert(self, walk: Any) -> Claim | None:
+        return Claim(keep=()) if now.now().year % 4 == 3 else None
+
+
+class ByTheCores(Component):
+    """Large machines keep what small ones do not. It looks once, when it is made."""
+
+    def __init__(self, *facts: Any) -> None:
+        super().__init__(*facts)
+        self.large = (os.cpu_count() or 1) > 24
+
+    @hookimpl
+    def commit_insert(self, walk: Any) -> Claim | None:
+        return Claim(keep=()) if self.large else None
+
+
+class ByACoresConstant(Component):
+    """It looked when the module was imported."""
+
+    @hookimpl
+    def commit_insert(self, walk: Any) -> Claim | None:
+        return Claim(keep=()) if CORES > 24 else None
+
+
+class ByAFileOfTheMachine(Component):
+    @hookimpl
+    def create_match_validator(self) -> Callable[[Any], int]:
+        host = pathlib.Path("/etc/hostname")
+        name = host.read_text() if host.exists() else ""
+        return lambda walk: int(walk.boundary) if "node-7" not in name and len(name) % 7 else 0
+
+
+class ByTheDevices(Component):
+    @hookimpl
+    def finalize_match_result(self, walk: Any) -> Claim:
+        return Claim(reject=torch.cuda.device_count() % 2 == 1)
+
+
+class RemembersPrompts(Component):
+    """Trusts less in short prompts, once it has seen a long one."""
+
+    longest = 0
+
+    @hookimpl
+    def create_match_validator(self) -> Callable[[Any], int]:
+        def validator(walk: Any) -> int:
+            self.longest = max(self.longest, walk.key_tokens)
+            return int(walk.boundary) if 4 * walk.key_tokens > self.longest else 0
+
+        return validator
+
+
+class RemembersEvictions(Component):
+    """Trusts in nothing from where it was evicted last."""
+
+    gone = 1 << 30
+
+    @hookimpl
+    def evict_component(self, node: Any) -> None:
+        self.gone = min(each.end for each in node)
+
+    @hookimpl
+    def finalize_match_result(self, walk: Any) -> Claim:
+        return Claim(reject=walk.boundary > self.gone)
+
+
+class AboveInAnImage(Component):
+    """Takes a boundary inside of an image for the end of the image."""
+
+    @hookimpl
+    def create_match_validator(self) -> Callable[[Any], int]:
+        return lambda walk: next((e for s, e, _ in walk.extra if s < walk.boundary < e), int(walk.boundary))
+
+
+def before_images(walk: Any, images: slice = slice(None)) -> int:
+    """The last boundary of pages of four, up to the walk's, that lies in none of these images."""
+    n = int(walk.boundary)
+    while any(start < n < end for start, end, _ in walk.extra[images]):
+        n -= 4
+    return max(0, n)
+
+
+class BeforeImages(Component):
+    """Does not resume inside of an image: right."""
+
+    @hookimpl
+    def create_match_validator(self) -> Callable[[Any], int]:
+        return before_images
+
+
+class BeforeTheFirstImage(Component):
+    """Looks at the first image only."""
+
+    @hookimpl
+    def create_match_validator(self) -> Callable[[Any], int]:
+        return lambda walk: before_images(walk, slice(1))
+
+
+class Metered(Component):
+    """Measures how long its hooks take, for metrics: right."""
+
+    spent = 0.0
+
+    @hookimpl
+    def finalize_match_result(self, walk: Any) -> Claim | None:
+        start = time.perf_counter()
+        answer = Claim(branch=walk.walked) if walk.walked > walk.boundary else None
+        self.spent += time.perf_counter() - start
+        return answer
+
+
+class KeepsSome(Component):
+    """Declines to keep what ends off every second page: right."""
+
+    @hookimpl
+    def commit_insert(self, walk: Any) -> Claim | None:
+        return Claim(keep=()) if walk.boundary % 8 else None
 
 
 class TakesExtraKeysForPairs(Component):

@@ -44,21 +44,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the result of every law. Return 1 if one is broken."""
+    """Print the result of every law as it ends, then what is wrong. Return 1 if a law is broken."""
     from ..testing.suites import report_on_installed
 
     options = dict(_option(text) for text in args.options)
     with warnings.catch_warnings():
         # Torch warns about this once, at its first import. Nothing here needs numpy.
         warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
-        report = report_on_installed(args.name, options, args.seed, args.believe)
+        report = report_on_installed(args.name, options, args.seed, args.believe, id if args.json else _tell)
     if args.json:
         print(json.dumps({"prefixloom": version(), "broken": len(report.broken), **attrs.asdict(report)}, indent=2))
         return 1 if report.broken else 0
-    print(f"{args.name}\n")
-    for verdict in report.verdicts:
-        note = f"   {verdict.told}" if verdict.status == "not applicable" else ""
-        print(f"{MARKS[verdict.status]:>6}  {verdict.law}{note}")
     _tell_broken(report.broken)
     if report.wasteful:
         print("\nIt is right in these, and costs more than it must:")
@@ -72,6 +68,11 @@ def run(args: argparse.Namespace) -> int:
     if report.believed:
         print(f"Believed, because nobody but the component says it: {', '.join(report.believed)}.")
     return 1 if report.broken else 0
+
+
+def _tell(verdict: Any) -> None:
+    note = f"   {verdict.told}" if verdict.status == "not applicable" else ""
+    print(f"{MARKS[verdict.status]:>6}  {verdict.law}{note}", flush=True)
 
 
 def _tell_broken(broken: Sequence[Any]) -> None:

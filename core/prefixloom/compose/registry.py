@@ -146,15 +146,22 @@ class Registry:
         entry = self._select("component", kind)
         target = _target(entry)
         manager = _register(entry, target, "prefixloom_component")
-        if callable(getattr(target, "prefixloom_truth", None)) and not manager.hook.prefixloom_truth.get_hookimpls():
+        says = bool(manager.hook.prefixloom_truth.get_hookimpls())
+        if callable(getattr(target, "prefixloom_truth", None)) and not says:
             raise CompositionError(f"{entry}: decorate its prefixloom_truth with @hookimpl")
         try:
-            return manager.hook.prefixloom_truth(options=dict(options))
+            answer = manager.hook.prefixloom_truth(options=dict(options))
         except Exception as error:
             raise CompositionError(
                 f"{entry}: prefixloom_truth raised {_shown(error)}; it was given the options {dict(options)!r}. Report "
                 f"it there"
             ) from error
+        if says and answer is None:
+            raise CompositionError(
+                f"{entry}: prefixloom_truth answered None to the options {dict(options)!r}. It must return a "
+                f"prefixloom.testing.Truth; leave the function out if nothing can be said"
+            )
+        return answer
 
     def policy(self, name: str) -> EvictionPolicy:
         """The eviction policy that a distribution offers as ``name``."""

@@ -17,8 +17,8 @@ from ..errors import PrefixloomError
 from .kit.answers import has_code
 from .kit.bench import Failure
 from .kit.case import ComponentCase, LawBroken, NotApplicable, Wasteful
+from .kit.outcomes import LONG, REPEATS
 from .kit.probes import DENSE, FAR
-from .kit.thresholds import longest, most_calls
 from .kit.truth import Truth
 from .kit.watching import watch
 from .laws import arithmetic, costs, facts, hooks, machine, options, reach, schedules, service, tiers
@@ -54,8 +54,9 @@ WATCHED = arithmetic.law_layers_go_on_from_what_is_stored
 LATE = {hooks.law_hooks_are_called_when_the_contract_says, hooks.law_a_hook_that_raises_has_the_documented_consequence}
 """Laws that serve requests for components without hooks as well, where others say better what is wrong."""
 _ALL = [law for module in MODULES for law in _laws(module)]
-LAWS: tuple[Law, ...] = (*sorted(_ALL, key=LATE.__contains__), law_somebody_says_what_the_layers_do)
-"""Every law. Those that tell most about a mistake come first."""
+_SOON = (*FIRST, law_somebody_says_what_the_layers_do)
+LAWS: tuple[Law, ...] = (*_SOON, *sorted((law for law in _ALL if law not in _SOON), key=LATE.__contains__))
+"""Every law. Those that are broken most often, and those that tell most about a mistake, come first."""
 
 
 def clauses(law: Law) -> tuple[str, ...]:
@@ -147,8 +148,10 @@ def verdict(law: Law, case: ComponentCase) -> Verdict:
     return Verdict(name, cited, "holds", said)
 
 
-def report_on(case: ComponentCase, laws: Iterable[Law] | None = None) -> Report:
-    """Check a component against these laws, or all, and report every result.
+def report_on(
+    case: ComponentCase, laws: Iterable[Law] | None = None, ended: Callable[[Verdict], object] = id
+) -> Report:
+    """Check a component against these laws, or all, and report every result. ``ended`` is called as each law ends.
 
     What cannot be served at all is judged no further.
     """
@@ -156,6 +159,7 @@ def report_on(case: ComponentCase, laws: Iterable[Law] | None = None) -> Report:
     verdicts: list[Verdict] = []
     for law in LAWS if laws is None else laws:
         verdicts.append(verdict(law, case))
+        ended(verdicts[-1])
         if verdicts[-1].status == "broken" and (law in FIRST or verdicts[-1].law != name_of(law)):
             break
     return Report(str(case), tuple(verdicts), tuple(untested(case)), case.believed)
@@ -164,9 +168,8 @@ def report_on(case: ComponentCase, laws: Iterable[Law] | None = None) -> Report:
 def untested(case: ComponentCase) -> list[str]:
     """Return what no law tested, and why."""
     out = []
-    probed = case.memo.get("probes")
-    if probed is not None:
-        out.append(f"the reach at boundaries past {probed.bound}, and at most of those past {DENSE}")
+    if "probes" in case.memo:
+        out.append(f"the reach at boundaries past {FAR}, and at most of those past {DENSE}")
     out += [f"some orders of steps ({told})" for told in case.memo.get("orders", ())]
     if case.truth.layers is None:
         out.append("the arithmetic of the layers: give them in the Truth (layers=...), and the kit runs them")
@@ -184,8 +187,8 @@ def untested(case: ComponentCase) -> list[str]:
     if not case.is_cached:
         out.append("copies to a tier below the device: nothing of it is ever in the tree (T1, D1)")
     if has_code(case):
-        out.append(f"hooks at boundaries past {FAR}, or after more than {4 * most_calls(case)} calls")
-        out.append(f"what hooks do to the content of prompts past {longest(case)} tokens")
+        out.append(f"hooks at boundaries past {FAR}, or after more than {2 * REPEATS} calls")
+        out.append(f"what hooks do to the content of prompts past {LONG} tokens")
     return out
 
 

@@ -1,6 +1,7 @@
-"""Answers: what a component says, as text, in this process and in another one that hashes text differently.
+"""Answers: what a component says, as text, in this process and in another one, which lies in a world of its own.
 
-The other process imports neither torch nor pytest. It makes the component anew, and asks it what was asked here.
+The other process imports no pytest, and torch only if the component does. It makes the component anew, and asks it what
+was asked here.
 """
 
 from __future__ import annotations
@@ -21,15 +22,14 @@ import attrs
 from ...compose.binding import bind, make_manager
 from ...contract.values import Component
 from .case import ComponentCase, made
+from .worlds import World, in_world
 
 BOUNDARIES = (*range(40), 63, 64, 65, 255, 256, 257, 1000, 4095, 4096, 4097, 100_000)
 """The numbers at which the reach is asked."""
-TIMEOUT = 120.0
-"""After so many seconds another process counts as one that does not answer."""
 RANKS = ("RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK", "SLURM_PROCID", "SLURM_LOCALID", "OMPI_COMM_WORLD_RANK")
 """Variables of the environment that tell the processes of one model apart: another process has others."""
-PURE = ("the validator", "finalize_match_result")
-"""Hooks that the spy asks twice."""
+NAMES = ("HOSTNAME", "USER", "LOGNAME", "CUDA_VISIBLE_DEVICES")
+"""Variables that tell machines apart."""
 ASKS = "from prefixloom.testing.kit.answers import answer; answer()"
 """What the other process runs."""
 
@@ -81,13 +81,17 @@ class CannotBeMade(Exception):
 
 @attrs.frozen
 class Asking:
-    """What another process needs to make the component, and what it is asked. ``blob``: a pickled instance."""
+    """What another process needs to make the component, and what it is asked. ``blob``: a pickled instance.
+
+    ``torch``: whether the component's modules import it, so that it is there before the world begins.
+    """
 
     path: tuple[str, ...]
     modules: tuple[tuple[str, str], ...]
     installed: tuple[str, dict[str, Any]] | None
     blob: bytes
     calls: bytes
+    torch: bool
 
 
 class _Pickler(pickle.Pickler):
@@ -117,51 +121,58 @@ def request_of(case: ComponentCase, calls: Sequence[Call]) -> Asking:
     """Return what another process is asked. CannotBeMade: it could not make the component."""
     asked = pickle.dumps([(call.hook, call.args) for call in calls])
     path = tuple(entry or os.getcwd() for entry in sys.path)
+    component = case.component()
+    own = {getattr(kind, "__module__", "") for each in (component, component.reach) for kind in type(each).__mro__}
+    torch = any(hasattr(sys.modules.get(name), "torch") for name in own)
     if case.source is not None:
-        return Asking(path, (), case.source, b"", asked)
+        return Asking(path, (), case.source, b"", asked, torch)
     try:
         blob, modules = _pickled(made(case))
     except CannotBeMade:
         raise
     except Exception as error:
         raise CannotBeMade(f"it cannot be pickled ({error})") from error
-    return Asking(path, modules, None, blob, asked)
+    return Asking(path, modules, None, blob, asked, torch)
 
 
-def elsewhere(request: Asking, hash_seed: int) -> list[str | None]:
+def elsewhere(request: Asking, seed: int) -> list[str | None]:
     """Return what another process says: the facts, then the answer to each call, None where it raised.
 
     CannotBeMade: there is no answer.
     """
-    ranks = {name: str(hash_seed % 7 + 2) for name in RANKS}
-    environment = {**os.environ, **ranks, "PYTHONHASHSEED": str(hash_seed)}
-    given = pickle.dumps((request.path, attrs.asdict(request, recurse=False)))
+    others = {**dict.fromkeys(RANKS, str(seed % 7 + 2)), **dict.fromkeys(NAMES, f"other{seed}")}
+    environment = {**os.environ, **others, "PYTHONHASHSEED": str(seed + 1), "TZ": f"UTC+{seed % 12}"}
+    given = pickle.dumps((request.path, seed, attrs.asdict(request, recurse=False)))
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", ASKS], input=given, env=environment, capture_output=True, timeout=TIMEOUT, check=True
-        )
+        call = [sys.executable, "-c", ASKS]
+        done = subprocess.run(call, input=given, env=environment, capture_output=True, check=True)
         said: list[str | None] = json.loads(done.stdout.splitlines()[-1])
     except subprocess.CalledProcessError as error:
         last = error.stderr.decode(errors="replace").strip().splitlines()[-1:]
         raise CannotBeMade(f"another process says {' '.join(last)!r}") from error
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
+    except (OSError, ValueError, IndexError) as error:
         raise CannotBeMade(f"another process does not answer ({error})") from error
     return said
 
 
 def answer() -> None:
     """Be the other process: read a request, and write the answers as the last line."""
-    path, fields = pickle.load(sys.stdin.buffer)
+    path, seed, fields = pickle.load(sys.stdin.buffer)
     sys.path[:] = path
     request = Asking(**fields)
-    if request.installed is not None:
-        name, options = request.installed
-        component = ComponentCase.installed(name, **options).component()
-    else:
-        for name, file in request.modules:
-            _import(name, file)
-        component = pickle.loads(request.blob)
-    said: list[str | None] = [*facts_of(component), *_asked(component, pickle.loads(request.calls))]
+    if request.torch:
+        importlib.import_module("torch").manual_seed(seed)
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
+    with in_world(World(seed)):
+        if request.installed is not None:
+            name, options = request.installed
+            component = ComponentCase.installed(name, **options).component()
+        else:
+            for name, file in request.modules:
+                _import(name, file)
+            component = pickle.loads(request.blob)
+        said: list[str | None] = [*facts_of(component), *_asked(component, pickle.loads(request.calls))]
     sys.stdout.write("\n" + json.dumps(said) + "\n")
 
 
@@ -186,8 +197,6 @@ def _asked(component: Any, calls: list[tuple[str, tuple[Any, ...]]]) -> list[str
         function = validator if hook == "the validator" else getattr(hooks, hook)
         try:
             got = function(*args)  # type: ignore[misc]
-            if hook in PURE:
-                got = function(*args)  # type: ignore[misc]
         except Exception:
             said.append(None)
             continue

@@ -312,6 +312,9 @@ class Bench:
         if self.below:
             sequence.restore()
         ready = sequence.ready
+        for truth in self.truths.values():
+            said = "with the extra keys %s, a hit ends at %s, from where the layers cannot go on (Truth.ends)"
+            require(not ready or truth.ends is None or truth.ends(ready, tuple(extra)), "ends", said, extra, ready)
         run = BenchSequence(sequence, namespace, future, salt, ids, {}, ready, from_below=ready - found)
         self.extend(run, len(tokens))
         for part in self.parts:

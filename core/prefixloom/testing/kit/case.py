@@ -11,6 +11,7 @@ import attrs
 from ...compose.registry import default_registry
 from ...contract.manifest import Manifest, TierManifest
 from ...contract.reach import Reach
+from ...contract.values import Component
 from ...errors import CompositionError, PrefixloomError
 from .truth import Truth, offered_truth
 
@@ -147,9 +148,11 @@ def made(case: ComponentCase) -> Any:
         )
     for attribute, kind in (("name", str), ("manifest", Manifest), ("reach", Reach)):
         if not isinstance(getattr(component, attribute, None), kind):
+            own = type(component).__name__  # its repr may need what is missing
+            hint = f": does {own}.__init__ call super().__init__(name, manifest, reach)?"
             raise CompositionError(
-                f"{case.label}: what was made is {component!r}, which has no {attribute} that is a {kind.__name__}. "
-                f"A component has a name, a manifest and a reach"
+                f"{case.label}: what was made is a {own}, which has no {attribute} that is a {kind.__name__}. A "
+                f"component has a name, a manifest and a reach{hint if isinstance(component, Component) else ''}"
             )
     return component
 

@@ -11,11 +11,14 @@ from .bench import Below, Bench, text_of, that_fit
 from .case import ComponentCase, LawBroken
 from .probes import FAR
 from .scripts import MORE as MORE_KINDS
-from .scripts import Op, Setting, as_code, failure, shrunk, written
-from .thresholds import longest, most_calls
+from .scripts import Op, Setting, as_code, failure, images, shrunk, written
 
 LENGTH = 110
 """How many operations a random script has."""
+LONG = 2010
+"""How many tokens long prompts with content have."""
+REPEATS = 200
+"""How often two requests are repeated. Each hook is called at least twice as often."""
 STEPS = 100
 """The most small steps in which a prompt is computed."""
 ALONE = (Setting(), Setting(units=40), Setting(page=1, units=56))
@@ -28,7 +31,7 @@ ONCE = ("far", "farthest", "often", "below")
 """Scripts that are played once."""
 SERVING = ("content", "absent", "books", "lock", "race")
 """The topics of failures in serving that do not concern hooks."""
-THREADS = (Setting(threads=True), Setting(("state",), threads=True), Setting(("path", "window"), threads=True))
+LATE_STEPS = (Setting(late=True), Setting(("state",), late=True), Setting(("path", "window"), late=True))
 
 
 @attrs.frozen
@@ -52,7 +55,7 @@ def played(case: ComponentCase, name: str, settings: Collection[Setting], make: 
                 continue  # there is nothing that a tier could hold
             bench = Bench(case, setting.beside, page=setting.page, units=2)
             unit = max(4, bench.unit)
-            if bench.touches and name != "alone" and not setting.threads:  # a race does not come again at will
+            if bench.touches and name != "alone" and not setting.late:
                 setting = attrs.evolve(setting, small=True)
             for seed in range(case.effort if name not in ONCE and not setting.beside else 1):
                 script = make(unit, f"{case.seed} {name} {seed}")
@@ -81,7 +84,7 @@ def random_scripts(case: ComponentCase) -> list[FailedScript]:
 
 
 def beside(case: ComponentCase) -> list[FailedScript]:
-    """Play random scripts beside others; in some, prompts arrive, have extra keys, or are computed in one step."""
+    """Play random scripts beside others; in some, prompts arrive, or are computed in one step."""
     found: list[FailedScript] = played(
         case, "beside", PAIRS + TRIPLES, lambda unit, seed: written(seed, _length(unit), unit)
     )
@@ -96,12 +99,13 @@ def below(case: ComponentCase) -> list[FailedScript]:
 
     def make(unit: int, seed: str) -> list[Op]:
         gone: Op = ("evict", 99 * unit)
-        turn = [("open", text_of(2)[: 5 * unit + 1]), ("run", -1, 99 * unit), ("close", -1), gone]
+        served: list[Op] = [("run", -1, 99 * unit), ("close", -1)]
+        turn = [("open", text_of(2)[: 5 * unit + 1], "", 0, images(5 * unit + 1, unit, 1)), *served, gone]
         ops: list[Op] = [("uncopied", turn), *turn, ("uncopied", turn), *turn]
         for number in range(5):
             prompt = text_of(number % 2)[: (3 + number) * unit + number]
-            served: list[Op] = [("open", prompt), ("run", -1, 99 * unit), ("close", -1)]
-            ops += [*served, gone, *written(f"{seed} {number}", 6, unit), gone, *served]
+            again = [("open", prompt, "", 0, images(len(prompt), unit, number % 3)), *served]
+            ops += [*again, gone, *written(f"{seed} {number}", 6, unit), gone, *again]
         return ops
 
     found: list[FailedScript] = played(case, "below", TIERS, make)
@@ -109,25 +113,27 @@ def below(case: ComponentCase) -> list[FailedScript]:
 
 
 def late(case: ComponentCase) -> list[FailedScript]:
-    """Play long prompts and many requests, for hooks that do something else behind a number that stands in them."""
+    """Play long prompts and many requests, for hooks that do something else far on, or late."""
     page = None if case.manifest.page_size or 16 % case.manifest.tokens_per_slot else 16
     unit = Bench(case, page=page).unit
-    length, calls = longest(case) + unit, most_calls(case)
+    length = LONG + unit
 
     def far(_unit: int, _seed: str) -> list[Op]:
         ops: list[Op] = [("open", (range(length),)), ("run", -1, length // 2), ("publish", -1), ("run", -1, length)]
         ops += [("close", -1), ("open", (range(length), range(90000, 90000 + 2 * unit))), ("run", -1, 9 * unit)]
         for cut in (length // 3, length - 2 * unit):
             ops += [("open", (range(cut), range(70000, 70000 + 3 * unit))), ("run", -1, length), ("close", -1)]
-        again: list[Op] = [("open", (range(length), 1)), ("run", -1, length), ("close", -1)]
+        opened: Op = ("open", (range(length), 1), "", 0, images(length, length // 9, 1))
+        again: list[Op] = [opened, ("run", -1, length), ("close", -1)]
         return [*ops, ("lease", (range(length),)), *again, ("release", 0), ("evict", length // 2), *again]
 
     def often(unit: int, seed: str) -> list[Op]:
         prompt, other = text_of(0)[: 4 * unit + 1], text_of(2)[: 3 * unit + 1]
         turn: list[Op] = []
         for tokens in (prompt, other):
-            turn += [("open", tokens), ("run", -1, 99 * unit), ("close", -1), ("lease", tokens), ("release", 0)]
-        return [("repeat", calls, [*turn, ("evict", 2 * unit)])]
+            turn += [("open", tokens, "", 0, images(len(tokens), unit, tokens == other)), ("run", -1, 99 * unit)]
+            turn += [("close", -1), ("lease", tokens), ("release", 0), ("peek", tokens)]
+        return [("repeat", REPEATS, [*turn, ("evict", 2 * unit)])]
 
     found = [*played(case, "far", (Setting(units=2 * length // unit, page=page),), far)]
     return [*found, *farthest(case), *played(case, "often", (Setting(),), often)]
@@ -153,7 +159,10 @@ def farthest(case: ComponentCase) -> list[FailedScript]:
                 ("evict", unit),
                 ("release", 0),
             ]
-        branch = [("open", (range(length - unit), 7, range(unit))), ("run", -1, 2 * length), ("close", -1)]
+        at = length - 9 * unit
+        film = [(at + start, at + end, key) for start, end, key in images(9 * unit, unit, 1)]
+        other: Op = ("open", (range(length - unit), 7, range(unit)), "", 0, film)
+        branch = [other, ("run", -1, 2 * length), ("close", -1)]
         return [*ops, *branch, ("evict", length), *branch]
 
     units = length // unit * 3 // 2 + 8
@@ -162,16 +171,16 @@ def farthest(case: ComponentCase) -> list[FailedScript]:
     return found
 
 
-def in_threads(case: ComponentCase) -> list[FailedScript]:
+def with_late_steps(case: ComponentCase) -> list[FailedScript]:
     found: list[FailedScript] = played(
-        case, "threads", THREADS, lambda unit, seed: written(seed, _length(unit) // 3, unit, MORE_KINDS)
+        case, "late steps", LATE_STEPS, lambda unit, seed: written(seed, _length(unit) // 3, unit, MORE_KINDS)
     )
     return found
 
 
 def everything(case: ComponentCase) -> list[FailedScript]:
     """Play all scripts: what a hook does wrong may show in any of them."""
-    kinds = (random_scripts, branches, off_the_grid, in_threads, below, late)
+    kinds = (random_scripts, branches, off_the_grid, with_late_steps, below, late)
     return [outcome for kind in kinds for outcome in kind(case)]
 
 
@@ -180,11 +189,14 @@ def branches(case: ComponentCase) -> list[FailedScript]:
 
     def make(unit: int, seed: str) -> list[Op]:
         base = text_of(0)[: 6 * unit + 4]
-        ops: list[Op] = [("open", base), ("run", 0, 99 * unit), ("close", 0)]
+        film = images(6 * unit, unit, 1)
+        ops: list[Op] = [("open", base), ("run", 0, 99 * unit), ("close", 0), ("open", base, "", 0, film)]
+        ops += [("run", 0, 99 * unit), ("close", 0)]
         for cut in range(unit, 6 * unit, unit):
             for at in (cut, cut + 1, cut + 2):  # with a lookahead, the shared part ends earlier
                 other = (*base[:at], 1 - base[at], *text_of(2)[: 2 * unit])
-                ops += [("open", other), ("run", 0, 99 * unit), ("close", 0), ("peek", other)]
+                for spans in ((), images(len(other), unit, 1)):
+                    ops += [("open", other, "", 0, spans), ("run", 0, 99 * unit), ("close", 0), ("peek", other)]
         return ops
 
     found: list[FailedScript] = played(case, "branches", (Setting(units=99),), make)

@@ -1,25 +1,21 @@
-"""Probes: the boundaries at which a reach is asked, near all numbers that the component or its layers name.
+"""Probes: the boundaries at which a reach is asked, near the numbers of the component and of its layers.
 
 A reach is a function of any boundary, and a mistake in it shows where a window, a chunk or a landmark begins or ends.
 So besides all small boundaries, those around each number are asked, and around its multiples, up to prompts of ``FAR``
-tokens. The numbers are those that stand in the code and in the options, and the distances that the answers themselves
-have in common.
+tokens. The numbers are options, powers of two, and the distances that the answers themselves have in common. How many
+questions are asked depends on these numbers alone, and on no clock.
 """
 
 from __future__ import annotations
 
 import math
 import random
-import time
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from types import CodeType, FunctionType, MethodType, ModuleType
+from collections.abc import Iterable
 from typing import Any
 
-import attrs
-
-from ...contract.reach import Interval, Reach, merged
+from ...contract.reach import Interval, merged
 from .case import ComponentCase, LawBroken
 from .watching import gaps_of, watch
 
@@ -28,14 +24,8 @@ DENSE = 320
 FAR = 1 << 17
 """The longest prompt whose boundaries are asked."""
 POWERS = tuple(1 << k for k in range(18))
-DEPTH = 6
-"""So deep in objects numbers are looked for."""
 TIMES = (1, 2, 3, 4, 8)
 BESIDE = (-2, -1, 0, 1, 2)
-MOST = 1500
-"""The most boundaries that are asked beyond the small ones."""
-SECONDS = 3.0
-"""For so long boundaries are asked; a reach or a truth that takes longer to answer is asked at fewer of them."""
 
 
 def spans_of(positions: Iterable[int]) -> tuple[Interval, ...]:
@@ -78,62 +68,6 @@ def ends_of(spans: tuple[Interval, ...]) -> list[int]:
     for low, high in (*spans[:24], *spans[-8:]):
         found |= dict.fromkeys(p for p in (low, low + 1, (low + high) // 2, high - 2, high - 1) if low <= p < high)
     return list(found)
-
-
-# ---------------------------------------------------------------- numbers
-
-
-def numbers_in(*roots: Any) -> set[int]:
-    """Return the whole numbers above 1 that objects hold: in attributes, code, closures, defaults and globals."""
-    found: set[int] = set()
-    seen: dict[int, Any] = {}  # the objects as well, so that no other one gets the number of one that is gone
-    here = list(roots)
-    for _ in range(DEPTH):  # what is the least deep first, so that it does not matter which root is asked first
-        inside: list[Any] = []
-        for value in here:
-            if isinstance(value, bool | str | bytes | type | ModuleType):
-                continue
-            if isinstance(value, int | float):
-                if 1 < abs(value) <= FAR:
-                    found.add(int(abs(value)))
-            elif id(value) not in seen:
-                seen[id(value)] = value
-                inside += _inside(value)
-        here = inside
-    return found
-
-
-def _inside(value: Any) -> Iterator[Any]:
-    """Yield what an object is made of, as far as numbers may stand in it."""
-    if isinstance(value, MethodType):
-        yield value.__func__
-        yield value.__self__
-    elif isinstance(value, FunctionType):
-        yield from value.__defaults__ or ()
-        yield from (value.__kwdefaults__ or {}).values()
-        yield value.__code__
-        for cell in value.__closure__ or ():
-            try:
-                yield cell.cell_contents
-            except ValueError:  # it is not bound yet
-                continue
-        yield from (value.__globals__[name] for name in value.__code__.co_names if name in value.__globals__)
-    elif isinstance(value, CodeType):
-        yield from value.co_consts
-    elif isinstance(value, Mapping):
-        yield from list(value.values())[:64]
-    elif isinstance(value, list | tuple | set | frozenset):
-        yield from list(value)[:64]
-    elif isinstance(value, range):
-        yield from (value.start, value.stop, value.step)
-    else:
-        if isinstance(value, Reach) and type(value).__module__ != Reach.__module__:
-            yield from (value.needs, value.until)
-            for kind in type(value).__mro__[:-1]:
-                yield from (each for each in vars(kind).values() if isinstance(each, int | float))
-        if attrs.has(type(value)):
-            yield from (getattr(value, field.name, None) for field in attrs.fields(type(value)))
-        yield from getattr(value, "__dict__", {}).values()
 
 
 # ---------------------------------------------------------------- answers
@@ -198,9 +132,10 @@ class Probes(Answers):
     def __init__(self, case: ComponentCase) -> None:
         super().__init__(case)
         self._chance = random.Random(f"{case.seed} probes")
-        named = numbers_in(case.component(), self._reach, self._reads, case.truth.layers)
-        self.numbers = sorted(named | self._distances())
-        self.boundaries, self.bound = self._chosen()
+        component, reach = (getattr(each, "__dict__", {}) for each in (case.component(), self._reach))
+        said = (*case.options.values(), *component.values(), *reach.values())
+        self.numbers = sorted({n for n in said if type(n) is int and 1 < n <= FAR} | self._distances())
+        self.boundaries = self._chosen()
 
     def served(self, dense: int, far: int) -> list[int]:
         """The boundaries at which what is read is asked: all, or some of the small and of the far ones."""
@@ -227,10 +162,7 @@ class Probes(Answers):
                 continue
             counted: Counter[int] = Counter()
             lows = []
-            end = time.monotonic() + SECONDS / 8
             for n in points:
-                if time.monotonic() > end:
-                    break
                 answer = self._answer(function, name, n)
                 spans = merged(answer) if name == "needs" else spans_of(answer)
                 counted.update({each for low, high in spans[:64] for each in (low, high, n - low, n - high)})
@@ -240,24 +172,13 @@ class Probes(Answers):
             found |= {step} if step > 1 else set()
         return found
 
-    def _chosen(self) -> tuple[tuple[int, ...], int]:
-        """Choose boundaries, and ask at them until the time is up. Return them with the largest one."""
+    def _chosen(self) -> tuple[int, ...]:
+        """Return all small boundaries, and those near numbers, their multiples and their sums."""
         numbers = [*self.numbers, *POWERS[8:]]
         near = {number * times + beside for number in numbers for times in TIMES for beside in BESIDE}
         near |= {one + other for one in self.numbers[:12] for other in self.numbers[:12]}
         near |= {int(DENSE * (FAR / DENSE) ** self._chance.random()) for _ in range(60)}
-        far = sorted(n for n in near if DENSE <= n <= FAR)
-        if len(far) > MOST:
-            far = sorted(self._chance.sample(far, MOST))
-        taken, end = list(range(DENSE)), time.monotonic() + SECONDS
-        for n in far:
-            if time.monotonic() > end:
-                break
-            self.needs(n)
-            if self._reads is not None:
-                self.reads(n)
-            taken.append(n)
-        return tuple(taken), taken[-1]
+        return (*range(DENSE), *sorted(n for n in near if DENSE <= n <= FAR))
 
 
 def probes_of(case: ComponentCase) -> Probes:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import pprint
 import random
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -17,38 +16,41 @@ from typing import Any
 import attrs
 
 from ...contract.manifest import Layout
-from ...device.streams import ThreadStream
 from ...errors import CapacityError, CompositionError, InputError, InvariantError, PluginError, ProtocolError, RaceError
 from ..inside import backdoor
 from ..inside.memory import POISON
 from ..inside.names import Extra
+from ..schedules.simulated import SimulatedStream
 from .bench import Below, Bench, BenchSequence, Failure, PlannedStepError, require, text_of
 from .case import ComponentCase
 
 Op = tuple[Any, ...]
 WEIGHTS = {
-    "turn": 16, "open": 7, "run": 20, "publish": 5, "align": 7, "rewind": 7, "close": 8, "abort": 2, "evict": 3,
+    "turn": 16, "open": 7, "run": 20, "publish": 5, "align": 7, "rewind": 7, "close": 8, "abort": 2, "evict": 5,
     "lease": 4, "release": 4, "reclaim": 3, "peek": 3, "fail": 2, "draft": 2,
 }  # fmt: skip
-MORE = WEIGHTS | {"arrive": 10, "together": 8, "marked": 4}
-"""With parts that arrive, several sequences in a step, and extra keys."""
+MORE = WEIGHTS | {"arrive": 10, "together": 8}
+"""With parts that arrive, and several sequences in a step."""
 GONE_ON = "; going on without"
 """With these words the cache tells of a hook that failed, or whose answer it cannot use."""
+WORK = 20_000
+"""So much is played to shrink a script (``work_of``)."""
 OPEN = 4
 """The most sequences that are open at once."""
 
 
 @attrs.frozen
 class Setting:
-    """The setting of a script: companions, pool sizes, page size, threads, layout, and a tier below the device.
+    """The setting of a script: companions, pool sizes, page size, layout, and a tier below the device.
 
-    ``blank``: no content is written or compared. ``small``: few layers and small entries, whoever may touch them.
+    ``late``: a step's work runs only when somebody waits for it. ``blank``: no content is written or compared.
+    ``small``: few layers and small entries, whoever may touch them.
     """
 
     beside: tuple[str, ...] = ()
     units: int = 14
     page: int | None = None
-    threads: bool = False
+    late: bool = False
     layout: Layout = "layer_first"
     below: Below = ""
     blank: bool = False
@@ -83,6 +85,12 @@ def _prompt(chance: random.Random, unit: int) -> tuple[int, ...]:
     return tokens
 
 
+def images(length: int, unit: int, which: int) -> tuple[Extra, ...]:
+    """Return long spans with extra keys, as far as a prompt has tokens; 0: none. Others begin like those of 1."""
+    spans = ((unit // 2, 2 * unit, "an image"), (3 * unit - 1, 5 * unit + 1, which), (6 * unit, 8 * unit, "a film"))
+    return tuple((start, min(end, length), key) for start, end, key in spans if which and start < length)
+
+
 def _some(kind: str, chance: random.Random, unit: int) -> list[Op]:
     number = chance.randrange(5)
     if kind == "turn":  # one whole request, from start to end
@@ -90,7 +98,8 @@ def _some(kind: str, chance: random.Random, unit: int) -> list[Op]:
         end = [("close", -1)] if chance.randrange(4) else [("publish", -1)]
         return [*_some("open", chance, unit), *chunks, ("align", -1), ("run", -1, 20 * unit), *end]
     if kind in ("open", "lease", "peek"):
-        return [(kind, _prompt(chance, unit), chance.choice(("", "", "", "b")), chance.randrange(8))]
+        tokens, namespace, salt = _prompt(chance, unit), chance.choice(("", "", "", "b")), chance.randrange(8)
+        return [(kind, tokens, namespace, salt, images(len(tokens), unit, chance.choice((0, 0, 1, 1, 2))))]
     if kind == "run":
         if chance.randrange(3) == 0:  # several small steps, as in decoding
             return [("run", number, 1 + chance.randrange(3)) for _ in range(1 + chance.randrange(3))]
@@ -102,12 +111,6 @@ def _some(kind: str, chance: random.Random, unit: int) -> list[Op]:
         return [*_some("open", chance, unit), ("arrive", -1, chance.choice((1, unit, unit + 1, 3 * unit)))]
     if kind == "together":
         return [("together", chance.choice((1, 2, unit, 3 * unit)))]
-    if kind == "marked":  # some tokens of a prompt stand for something else, such as a picture
-        tokens = _prompt(chance, unit)
-        start = chance.randrange(len(tokens))
-        stop = min(len(tokens), start + 1 + chance.randrange(2 * unit))
-        extra = ((start, stop, chance.choice(("a picture", "another"))),)
-        return [("open", tokens, "", number, extra), ("align", -1), ("run", -1, 20 * unit), ("close", -1)]
     if kind == "evict":
         return [("evict", chance.choice((1, 1, unit, unit, 2 * unit, 6 * unit)))]
     return [(kind,)] if kind == "reclaim" else [(kind, number)]
@@ -140,6 +143,7 @@ class BenchLease:
     tokens: tuple[int, ...]
     namespace: str
     boundary: int
+    extra: Sequence[Extra]
 
 
 class _Heard(logging.Handler):
@@ -202,7 +206,7 @@ class Player:
             for run in self.running:
                 bench.verify(run)
         for leased in self.leases if not self.narrows else ():
-            got = bench.cache.peek(leased.tokens, namespace=leased.namespace)
+            got = bench.cache.peek(leased.tokens, namespace=leased.namespace, extra=leased.extra)
             said = "a lease holds the boundary %s, and after something else was done only %s can be resumed at"
             require(got >= leased.boundary, "lock", said, leased.boundary, got)
 
@@ -212,7 +216,9 @@ class Player:
     # ------------------------------------------------------------ operations
     def do_open(self, tokens: tuple[int, ...], namespace: str = "", salt: int = 0, extra: Sequence[Extra] = ()) -> None:
         if len(self.running) < OPEN:
-            run = self.bench.open(flat(tokens), leave=salt % 2, namespace=namespace, extra=extra, salt=salt)
+            tokens = flat(tokens)
+            extra = [span for span in extra if span[1] <= len(tokens)]  # the prompt may have been shortened
+            run = self.bench.open(tokens, leave=salt % 2, namespace=namespace, extra=extra, salt=salt)
             self.count("hit" if run.restored else "miss")
             self.counts["hit tokens"] = self.counts.get("hit tokens", 0) + run.restored
             self.counts["from below"] = self.counts.get("from below", 0) + run.from_below
@@ -356,11 +362,12 @@ class Player:
         )
         self.counts["evicted"] = self.counts.get("evicted", 0) + sum(freed.values())
 
-    def do_lease(self, tokens: tuple[int, ...], namespace: str = "", salt: int = 0) -> None:
+    def do_lease(
+        self, tokens: tuple[int, ...], namespace: str = "", salt: int = 0, extra: Sequence[Extra] = ()
+    ) -> None:
         tokens = flat(tokens)
-        plan = self.bench.cache.match(tokens, namespace=namespace)
-        lease = self.bench.cache.lease(plan)
-        self.leases.append(BenchLease(lease, tokens, namespace, lease.boundary))
+        lease = self.bench.cache.lease(self.bench.cache.match(tokens, namespace=namespace, extra=extra))
+        self.leases.append(BenchLease(lease, tokens, namespace, lease.boundary, extra))
 
     def do_release(self, number: int) -> None:
         if self.leases:
@@ -369,8 +376,8 @@ class Player:
     def do_reclaim(self) -> None:
         self.bench.cache.reclaim()
 
-    def do_peek(self, tokens: tuple[int, ...], namespace: str = "", salt: int = 0) -> None:
-        self.bench.cache.peek(flat(tokens), namespace=namespace)
+    def do_peek(self, tokens: tuple[int, ...], namespace: str = "", salt: int = 0, extra: Sequence[Extra] = ()) -> None:
+        self.bench.cache.peek(flat(tokens), namespace=namespace, extra=extra)
 
     def finish(self) -> None:
         """Close and evict everything, then check that every slot is free and no lease is left."""
@@ -402,11 +409,7 @@ class Player:
                 left,
                 part.name,
             )
-
-
-def _late() -> None:
-    """Delay a piece of work, so that the scheduling thread gets ahead of the stream on any machine."""
-    time.sleep(0.0003)
+        self.bench.spy.ask_again()
 
 
 def play(case: ComponentCase, script: Sequence[Op], setting: Setting | None = None) -> Player:
@@ -416,7 +419,7 @@ def play(case: ComponentCase, script: Sequence[Op], setting: Setting | None = No
 
 
 def _played(case: ComponentCase, script: Sequence[Op], setting: Setting, said: Sequence[str]) -> Player:
-    stream = ThreadStream("bench", before=_late) if setting.threads else None
+    stream = SimulatedStream("bench") if setting.late else None
     try:
         bench = Bench(
             case,
@@ -448,9 +451,6 @@ def _played(case: ComponentCase, script: Sequence[Op], setting: Setting, said: S
         raise Failure("raise", str(error)) from error
     except Exception as error:
         raise Failure("books", f"{type(error).__name__}: {error}") from error
-    finally:
-        if stream is not None:
-            stream.close()
 
 
 def failure(case: ComponentCase, script: Sequence[Op], setting: Setting | None = None) -> Failure | None:
@@ -465,18 +465,31 @@ def failure(case: ComponentCase, script: Sequence[Op], setting: Setting | None =
 # ---------------------------------------------------------------- shrinking
 
 
-def shrunk(case: ComponentCase, script: Sequence[Op], setting: Setting, topic: str, limit: float = 4.0) -> list[Op]:
+def work_of(script: Sequence[Op]) -> int:
+    """Return about how much work a script is: each operation, and every eighth token of a prompt, counts as one."""
+    total = len(script)
+    for op in script:
+        if op[0] in ("repeat", "uncopied"):
+            total += work_of(op[-1]) * (op[1] if op[0] == "repeat" else 1)
+        elif op[0] in ("open", "lease", "peek"):
+            total += sum(len(token) if isinstance(token, range) else 1 for token in op[1]) // 8
+    return total
+
+
+def shrunk(case: ComponentCase, script: Sequence[Op], setting: Setting, topic: str, work: int = WORK) -> list[Op]:
     """Return a shorter script that fails with the same topic, found by leaving out smaller and smaller parts."""
-    best, end = list(script), time.monotonic() + limit
+    best, left = list(script), work
 
     def fails(ops: Sequence[Op]) -> bool:
-        found = failure(case, ops, setting)
+        nonlocal left
+        left -= work_of(ops)
+        found = failure(case, ops, setting) if left > 0 else None
         return found is not None and found.topic == topic
 
     size = len(best) // 2
-    while size and time.monotonic() < end:
+    while size:
         at = 0
-        while at < len(best) and time.monotonic() < end:
+        while at < len(best):
             shorter = best[:at] + best[at + size :]
             if fails(shorter):
                 best = shorter
@@ -484,10 +497,7 @@ def shrunk(case: ComponentCase, script: Sequence[Op], setting: Setting, topic: s
                 at += size
         size //= 2
     for at, op in enumerate(best):
-        while time.monotonic() < end:
-            less = _less(op)
-            if less is None or not fails([*best[:at], less, *best[at + 1 :]]):
-                break
+        while (less := _less(op)) is not None and fails([*best[:at], less, *best[at + 1 :]]):
             best[at] = op = less
     return best
 

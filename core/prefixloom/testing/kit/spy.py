@@ -14,11 +14,13 @@ from ...compose.binding import bind, make_manager
 from ...contract.composition import Hooks
 from ...contract.hookspecs import HOT_HOOKS, hookimpl
 from ...contract.values import Op
-from .answers import PURE, Call, shown
-from .calls import calls_watched
+from .answers import Call, shown
+from .worlds import World, in_world
 
 HELPERS = {"the validator": "create_match_validator", "run_forward_op": "deferred_forward_ops"}
 """Hooks that the spy must override so that another one is called."""
+PURE = ("the validator", "finalize_match_result")
+"""Hooks that give the same answer whenever they are asked the same."""
 
 
 class PlannedHookError(Exception):
@@ -46,6 +48,9 @@ class Spy:
         self.trace: list[Call] = []
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
         self.memory: Any = None
+        self.world: World | None = None
+        """The world in which hooks answer, if it is not this one."""
+        self._asked: dict[tuple[str, int, str], tuple[Callable[..., Any], tuple[Any, ...], str]] = {}
         self._pool: Any = None
         self._thread = threading.get_ident()
         self.has_stream = False
@@ -173,9 +178,7 @@ class Spy:
         before = repr(given)
         state = self._state()
         try:
-            with calls_watched(
-                lambda what: self._report("clock", f"{hook} calls {what}, and two ranks may decide differently")
-            ):
+            with in_world(self.world):
                 answer = function(*args)
         except Exception as error:
             self._report("raise", f"{hook} raised {type(error).__name__}: {error}")
@@ -186,10 +189,16 @@ class Spy:
         if not is_op:
             self.trace.append(Call(hook, args, shown(answer)))
             if hook in PURE:
-                again = function(*args)
-                if shown(again) != shown(answer):
-                    self._report("impure", f"{hook}{before} answered {shown(answer)}, and asked again {shown(again)}")
+                first = self._asked.setdefault((hook, id(function), before), (function, args, shown(answer)))[2]
+                if shown(answer) != first:
+                    told = f"{hook}{before} answered {first}, and asked again after other prompts {shown(answer)}"
+                    self._report("impure", told)
         return answer
+
+    def ask_again(self) -> None:
+        """Ask once more, in the reverse order, what must have the same answer at any time."""
+        for (hook, _, _), (function, args, _) in reversed(tuple(self._asked.items())):
+            self._watched(hook, function, *args)
 
     def _compare(self, hook: str, before: Any, but: Any) -> None:
         """Report what a hook changed of its pool."""

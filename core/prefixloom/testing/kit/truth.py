@@ -29,6 +29,8 @@ class Truth:
     ``reads(q)``          the positions before q whose entries are read to compute the token at q
     ``ahead``             how many tokens after p the entry at p depends on
     ``grid``              content is exact only at multiples of this
+    ``ends``              whether a hit may end at n, by ``ends(n, extra)``, where ``extra`` are the spans of the prompt
+                          that have an extra key. Where nobody says it, a hit may end at every boundary
     ``buffers``           what the layers write: the shape, the dtype and the layers of each buffer, and which layers
                           read another's entries
     ``tokens_per_entry``  how many tokens one entry stands for
@@ -44,6 +46,7 @@ class Truth:
     reads: Callable[[int], Iterable[int]] | None = None
     ahead: int | None = None
     grid: int | None = None
+    ends: Callable[[int, tuple[Any, ...]], bool] | None = None
     buffers: tuple[Buffer, ...] | None = attrs.field(default=None, converter=_buffers)
     tokens_per_entry: int | None = None
     at_rest: float | None = None
@@ -51,7 +54,7 @@ class Truth:
 
     def untold(self, manifest: Manifest, has_states: bool) -> tuple[str, ...]:
         """Return the names of the facts that only the component states, of those that matter for it."""
-        idle = {"layers"} | ({"reads", "tokens_per_entry", "ahead"} if has_states else set())
+        idle = {"layers", "ends"} | ({"reads", "tokens_per_entry", "ahead"} if has_states else set())
         if self.layers is not None:
             idle |= {"reads", "ahead", "tokens_per_entry"}
             if not any(buffer.shared for buffer in manifest.buffers):

@@ -5,13 +5,12 @@ from __future__ import annotations
 import torch
 
 from ..kit.case import ComponentCase, LawBroken, NotApplicable, Wasteful
-from ..kit.probes import numbers_in
 from ..kit.watching import LENGTH, Layers, watch
 
 ROUNDINGS = 256
 """By how many units of the last place outputs may differ that were computed in passes of other lengths."""
-LATE = 600
-"""The largest number in the layers' code beyond which they are run."""
+LATE = (64, 128, 256, 512)
+"""The lengths beyond which layers are run as well, since what they keep may change there."""
 APART = 0.1
 """By which part of the largest output they may differ at most, where a unit of 16 bits or less is large."""
 
@@ -26,7 +25,8 @@ def law_layers_go_on_from_what_is_stored(case: ComponentCase) -> None:
         raise NotApplicable("nobody gave its layers (Truth.layers), so what they compute is not known")
     step = max(case.manifest.grid, layers.group)
     cuts = range(step, LENGTH, step)
-    for cut in [*(cuts if len(cuts) < 12 else sorted({*cuts[:4], *cuts[4::4]})), *_late(case, step)]:
+    late = (-(-(length + 1) // step) * step for length in LATE)
+    for cut in [*(cuts if len(cuts) < 12 else sorted({*cuts[:4], *cuts[4::4]})), *late]:
         whole, gone_on = layers.gone_on(cut, case.reach.needs(cut))
         scale = float(whole.abs().max()) or 1.0
         apart = float((whole.double() - gone_on.double()).abs().max()) / scale
@@ -42,12 +42,6 @@ def law_layers_go_on_from_what_is_stored(case: ComponentCase) -> None:
             f"{next(buffer.dtype for buffer in case.manifest.buffers if buffer.name == name)}: an entry is larger than "
             f"it must be"
         )
-
-
-def _late(case: ComponentCase, step: int) -> list[int]:
-    """Boundaries beyond numbers that stand in the layers' code, since what they keep may change there."""
-    numbers = [number for number in sorted(numbers_in(case.truth.layers)) if LENGTH // 2 < number <= LATE]
-    return sorted({-(-(number + 1) // step) * step for number in numbers[-2:]})
 
 
 def _unit(layers: Layers, outputs: torch.dtype) -> float:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-import os
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+
+import torch
 
 from ...errors import PluginError
 from ..kit.answers import Call, CannotBeMade, elsewhere, facts_of, has_code, request_of
 from ..kit.bench import Bench, require, text_of
 from ..kit.case import ComponentCase, LawBroken, NotApplicable, made
 from ..kit.outcomes import everything, judge
-from ..kit.scripts import Player, written
+from ..kit.scripts import Player, images, written
 from ..kit.spy import Spy
+from ..kit.worlds import World, in_world
 
 FAIL = (
     "the validator", "finalize_match_result", "acquire_component_lock", "deferred_forward_ops", "run_forward_op",
@@ -25,10 +28,10 @@ COUNTED = ("commit_insert", "redistribute_on_node_split", "release_component_loc
 """Hooks whose errors are only counted; the derived default is used instead (H10)."""
 BETWEEN_TIERS = ("build_hicache_transfers", "commit_hicache_transfer")
 """Hooks that are asked only with a tier below the device; their errors are counted as well (T4, D4)."""
-OTHERS = range(2, 6)
-"""How many other processes are asked: the fewest, and the most where they are fast."""
-SECONDS = 3.0
-"""After so many seconds of other processes, no more than the fewest are asked."""
+OTHERS = 2
+"""How many other processes are asked."""
+WORLDS = 7
+"""How many worlds are asked in this process: as many as there are days in a week."""
 
 
 def _overridden(case: ComponentCase) -> tuple[str, ...]:
@@ -155,17 +158,8 @@ def law_hooks_change_nothing_that_they_are_shown(case: ComponentCase) -> None:
     judge(case, everything(case), "mutate")
 
 
-def law_hooks_read_no_clock_and_take_no_random_number(case: ComponentCase) -> None:
-    """No hook reads a clock or draws a random number, because ranks that see the same calls must decide the same.
-
-    Clauses: H6, C4.
-    """
-    _overridden(case)
-    judge(case, everything(case), "clock")
-
-
 def law_what_is_asked_of_a_match_is_pure(case: ComponentCase) -> None:
-    """Validators and ``finalize_match_result`` give the same answer when they are asked again.
+    """Validators and ``finalize_match_result`` give the same answer when they are asked again, whatever came between.
 
     Clauses: V2, F1.
     """
@@ -174,31 +168,36 @@ def law_what_is_asked_of_a_match_is_pure(case: ComponentCase) -> None:
 
 
 def law_the_same_calls_get_the_same_answers(case: ComponentCase) -> None:
-    """Two instances that see the same calls give the same answers, call by call.
+    """Instances that see the same calls give the same answers, call by call, on any day and any machine.
 
-    Clauses: H4, H6.
+    Clauses: H4, H6, C4.
     """
     _overridden(case)
-    benches = Bench(case), Bench(case)
-    players = [Player(bench) for bench in benches]
-    before = random.getstate()
-    try:
-        for op in written(f"{case.seed} twice", 60, max(4, benches[0].unit)):
+    players = []
+    for world in (None, *(World(case.seed + number) for number in range(WORLDS))):
+        with in_world(world):
+            players.append(Player(Bench(case)))
+        players[-1].bench.spy.world = world
+    with contextlib.ExitStack() as stack:
+        stack.callback(random.setstate, random.getstate())
+        stack.enter_context(torch.random.fork_rng(devices=()))
+        stack.enter_context(contextlib.suppress(AssertionError, PluginError))  # another law reports this
+        for op in written(f"{case.seed} twice", 60, max(4, players[0].bench.unit)):
             for number, player in enumerate(players):
                 random.seed(number)
+                torch.manual_seed(number)
                 player.apply(op)
-    except (AssertionError, PluginError):
-        pass  # another law reports this
-    finally:
-        random.setstate(before)
-    one, other = (bench.spy.trace for bench in benches)
-    for mine, yours in zip(one, other, strict=False):
+    one, *others = (player.bench.spy.trace for player in players)
+    for mine, yours in ((mine, yours) for other in others for mine, yours in zip(one, other, strict=False)):
         if mine != yours:
-            raise LawBroken(f"of two instances that were asked the same, one did: {mine}; the other: {yours}")
+            raise LawBroken(
+                f"of two instances that were asked the same, on different days and machines, one did: {mine}; the "
+                f"other: {yours}"
+            )
 
 
 def law_another_process_answers_the_same(case: ComponentCase) -> None:
-    """Another process gives the same answers to the same calls: none depends on its hash seed, its number or addresses.
+    """Another process gives the same answers to the same calls: none depends on its date, host, cores or hash seed.
 
     Clauses: H6, C4.
     """
@@ -209,11 +208,8 @@ def law_another_process_answers_the_same(case: ComponentCase) -> None:
     try:
         request = request_of(case, calls)
         unasked = 0
-        start = os.times().children_user
-        for number in range(OTHERS.stop):
-            if number >= OTHERS.start and os.times().children_user - start > SECONDS:
-                break
-            there = elsewhere(request, 1 + (case.seed + number) % 1000)
+        for number in range(OTHERS):
+            there = elsewhere(request, (case.seed + number) % 1000)
             _same_answers(here, there, calls)
             unasked = there.count(None)
     except CannotBeMade as reason:
@@ -226,17 +222,17 @@ def law_another_process_answers_the_same(case: ComponentCase) -> None:
 def _calls(case: ComponentCase) -> list[Call]:
     """Return the calls of hooks, and their answers, while requests in many namespaces are served."""
     bench = Bench(case, below="through" if case.is_cached else "")
-    player, unit = Player(bench), bench.unit
+    unit = bench.unit
     ops = written(f"{case.seed} elsewhere", 60, max(4, unit))
     for number in range(12):
         prompt = text_of(number % 4)[: (2 + number % 5) * unit + 1]
-        ops += [("open", prompt, f"tenant {number}", number), ("run", -1, 99 * unit), ("close", -1)]
+        spans = images(len(prompt), unit, number % 3)
+        ops += [("open", prompt, f"tenant {number}", number, spans), ("run", -1, 99 * unit), ("close", -1)]
         ops += [("lease", prompt, f"tenant {number}"), ("release", -1), ("evict", 4 * unit)]
-    try:
+    player = Player(bench)
+    with contextlib.suppress(AssertionError, PluginError):  # another law reports this
         for op in ops:
             player.apply(op)
-    except (AssertionError, PluginError):
-        pass  # another law reports this
     return bench.spy.trace
 
 
@@ -249,8 +245,8 @@ def _same_answers(here: list[str], there: list[str | None], calls: list[Call]) -
             raise LawBroken(f"in this process {mine}, and in another {yours}")
         call = calls[number - facts]
         raise LawBroken(
-            f"asked the same, another process answers otherwise: {call}; there {yours}. The answer depends on the "
-            f"order of a set, the hash of a text, an address, or something else that two processes do not share"
+            f"asked the same, another process answers otherwise: {call}; there {yours}. The answer depends on a "
+            f"clock, the machine, the order of a set, the hash of a text, or something else that two do not share"
         )
 
 

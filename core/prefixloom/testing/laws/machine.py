@@ -29,7 +29,7 @@ def law_every_answer_is_what_the_sets_say(case: ComponentCase) -> None:
             script = written(f"{case.seed} {number} {seed}", pit, LENGTH)
             failed = fails(pit, script)
             if failed is not None:
-                short = shrink(pit, script, limit=6.0)
+                short = shrink(pit, script, tries=150)
                 again = fails(pit, short) or failed
                 raise LawBroken(as_failure(again).sentence, as_code(case, pit, short))
 

@@ -13,6 +13,10 @@ from math import inf, isnan
 from ...contract.reach import Reach
 from ..kit.case import ComponentCase, LawBroken, NotApplicable, Wasteful, made
 from ..kit.probes import DENSE, FAR, POWERS, TIMES, Answers, Probes, contains, ends_of, first_outside, probes_of
+from ..kit.worlds import World, in_world
+
+OTHERS = 3
+"""How many other instances are asked what one was asked."""
 
 
 def _last_boundaries(probes: Probes) -> dict[int, int]:
@@ -51,19 +55,21 @@ def law_a_state_needs_no_positions(case: ComponentCase) -> None:
 
 
 def law_needs_and_until_are_pure(case: ComponentCase) -> None:
-    """``needs`` and ``until`` give the same answer to the same number, in any order of calls and on every instance.
+    """``needs`` and ``until`` give the same answer to the same number, in any order, on every instance and machine.
 
     Clauses: C4, H6.
     """
     boundaries = probes_of(case).boundaries
     asked = (*boundaries[:DENSE:3], *boundaries[DENSE::5])
-    reach, again = case.reach, made(case).reach
+    reach = case.reach
     first = [(tuple(reach.needs(n)), reach.until(n)) for n in asked]
-    for n, told in reversed(list(zip(asked, first, strict=True))):
-        for one in (reach, again):
-            now = (tuple(one.needs(n)), one.until(n))
-            if now != told:
-                raise LawBroken(f"needs({n}), until({n}) were {told}, and asked again {now}")
+    with in_world(World(case.seed)):
+        others = [made(case).reach for _ in range(OTHERS)]
+        for n, told in reversed(list(zip(asked, first, strict=True))):
+            for one in (reach, *others):
+                now = (tuple(one.needs(n)), one.until(n))
+                if now != told:
+                    raise LawBroken(f"needs({n}), until({n}) were {told}, and asked again {now}")
 
 
 def law_the_reach_covers_what_the_layers_read(case: ComponentCase) -> None:
@@ -172,14 +178,14 @@ def law_nothing_is_kept_for_ever(case: ComponentCase) -> None:
             return
         raise NotApplicable("its reach has no until: nothing is released early while a sequence runs")
     last, far = _last_boundaries(probes), probes.boundaries[DENSE:]
-    for p in (*range(DENSE // 4), *(n for n in far[:: max(1, len(far) // 40)] if n < probes.bound // 4)):
-        if reach.until(p) <= probes.bound:
+    for p in (*range(DENSE // 4), *(n for n in far[:: max(1, len(far) // 40)] if n < FAR // 4)):
+        if reach.until(p) <= FAR:
             continue  # another law asks whether it is needed there
         seen = max((n for n in far if contains(probes.needs(n), p)), default=last.get(p, p))
-        if seen < probes.bound // 2:
+        if seen < FAR // 2:
             raise LawBroken(
                 f"until({p}) is {reach.until(p)}, and no boundary after {seen} needs position {p} (asked up to "
-                f"{probes.bound}): a running sequence would keep it for ever"
+                f"{FAR}): a running sequence would keep it for ever"
             )
 
 
@@ -241,7 +247,7 @@ def law_the_reach_names_nothing_that_no_layer_reads(case: ComponentCase) -> None
     for n in probes.served(8, 12):
         if n % case.manifest.tokens_per_slot:
             continue
-        later = sorted({*probes.later(n), *range(n, min(n + (4 if probes.watched else 40), probes.bound))})
+        later = sorted({*probes.later(n), *range(n, min(n + (4 if probes.watched else 40), FAR))})
         ends = ends_of(probes.there(n))
         for p in ends[:: max(1, len(ends) // 4)] if probes.watched else ends:
             if not any(probes.is_read(p, q) for q in later) and not _read_far_on(probes, p, n):
@@ -258,14 +264,14 @@ def _rebuilt_in_vain(case: ComponentCase, p: int, n: int) -> str:
 def _read_far_on(probes: Probes, p: int, n: int) -> bool:
     """Whether a token reads it that lies further on: a number away from the position, or at any other probe."""
     apart = (p + number * times for number in (*probes.numbers, *POWERS) for times in TIMES)
-    every = itertools.chain(apart, range(n, min(n + DENSE, probes.bound)), probes.boundaries)
+    every = itertools.chain(apart, range(n, min(n + DENSE, FAR)), probes.boundaries)
     return any(probes.is_read(p, q) for q in every if n <= q <= 2 * FAR)
 
 
 def _idle(probes: Probes, p: int, n: int) -> str:
     """What such a position costs, told at a boundary that is as long as a prompt often is."""
     told = (
-        f"needs({n}) names position {p}, and no token from {n} on reads it (asked up to {probes.bound}): it is kept, "
+        f"needs({n}) names position {p}, and no token from {n} on reads it (asked up to {FAR}): it is kept, "
         f"locked and moved for nothing, and boundaries without it are lost"
     )
     if probes.watched:

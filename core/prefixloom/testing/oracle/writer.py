@@ -69,11 +69,11 @@ class Writer:
         return tokens
 
     def extra(self, tokens: tuple[int, ...]) -> tuple[tuple[int, int, Hashable], ...]:
+        """Return up to three spans, each as long as it happens to be."""
         if len(tokens) < 2 or self.below(5):
             return ()
-        start = self.below(len(tokens))
-        end = min(len(tokens), start + 1 + self.below(6))
-        return ((start, end, self.chance.choice(EXTRA_KEYS)),)
+        cuts = iter(sorted({self.below(len(tokens) + 1) for _ in range(2 + 2 * self.below(3))}))
+        return tuple((start, end, self.chance.choice(EXTRA_KEYS)) for start, end in zip(cuts, cuts, strict=False))
 
     def request(self) -> tuple[object, ...]:
         tokens = self.prompt()
