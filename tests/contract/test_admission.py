@@ -315,32 +315,6 @@ def test_worth_that_fails_is_counted_and_the_nearest_goes(bad: Any, caplog: pyte
     settle(cache)
 
 
-@pytest.mark.parametrize("answer", ["admit", "worth"])
-@pytest.mark.parametrize("ending", ["publish", "close"])
-def test_an_interrupt_in_a_policy_leaves_the_books_right(answer: str, ending: str) -> None:
-    def interrupted(view: StateView) -> Any:
-        if view.boundary >= 16:
-            raise KeyboardInterrupt
-        return True
-
-    cache = stateful(AdmissionPolicy("slow", **{answer: interrupted}), states_per_path=1)
-    sequence = cache.open(TOKENS[:24])
-    for _ in range(3):
-        run(sequence, 8)
-        if sequence.committed < 24:
-            if answer == "admit" and sequence.committed == 16:
-                with pytest.raises(KeyboardInterrupt):
-                    sequence.publish()
-            else:
-                sequence.publish()
-    with pytest.raises(KeyboardInterrupt):
-        getattr(sequence, ending)()
-    sequence.abort()
-    serve(cache, [7] * 8)
-    settle(cache)
-    assert cache.stats().components["state"].leased == 0
-
-
 @pytest.mark.parametrize(
     ("made", "told"),
     [

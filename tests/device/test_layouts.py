@@ -189,8 +189,8 @@ def test_pages_have_the_layout_that_is_asked_for_and_states_lie_layer_by_layer()
 def test_memory_that_is_said_is_not_exceeded_by_where_pages_begin() -> None:
     """A page of 13 bytes begins at a multiple of 8: on the device and below it."""
     odd = Component("odd", Manifest([Buffer("data", (13,), "int8")]), Path())
-    tier = HostTier(TierManifest(memory=1 << 20, layout="page_first"))
     for layout, size in (("layer_first", 13), ("page_first", 16)):
+        tier = HostTier(TierManifest(memory=1 << 20, layout="page_first"))
         cache = compose(None, plugins=[odd, tier], page_size=1, memory=1 << 20, layout=layout)  # type: ignore[arg-type]
         made = cache.pool("odd")
         assert made.capacity == (1 << 20) // size

@@ -143,7 +143,7 @@ def sampled(views: Iterable[Tensor]) -> bytes:
     for view in views:
         together.setdefault((view.device, view.dtype), []).append(view)
     gathered = [torch.cat(each).cpu().view(torch.uint8) for each in together.values()]
-    return b"".join(each.numpy().tobytes() for each in gathered)
+    return b"".join(_memory(each, each.numel()).tobytes() for each in gathered)  # without numpy, too
 
 
 def _memory(tensor: Tensor, size: int) -> memoryview:
