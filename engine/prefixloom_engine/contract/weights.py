@@ -142,7 +142,8 @@ def sampled(views: Iterable[Tensor]) -> bytes:
     together: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for view in views:
         together.setdefault((view.device, view.dtype), []).append(view)
-    gathered = [torch.cat(each).cpu().view(torch.uint8) for each in together.values()]
+    joined = [torch.cat(each) for each in together.values()]
+    gathered = [(each.cpu() if waits(each) else each).view(torch.uint8) for each in joined]
     return b"".join(_memory(each, each.numel()).tobytes() for each in gathered)  # without numpy, too
 
 
