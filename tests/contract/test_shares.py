@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from prefixloom import Cache, CapacityError, CompositionError, Path, Point, TierManifest, Window
+from prefixloom import Cache, CapacityError, CompositionError, Path, Point, Tail, TierManifest, Window
 from prefixloom.contract.queues import KEPT_TURNS
 from prefixloom.testing.inside.backdoor import step_of
 from prefixloom_hicache import HostTier
@@ -71,10 +71,15 @@ def test_a_greedy_owner_does_not_take_what_another_keeps_within_its_share(reache
 
 
 def test_an_owner_whose_pages_have_gone_is_forgotten() -> None:
-    cache = path_cache(shares={}, policy="priority", tokens=64)
+    parts = (part("path", Path()), part("tail", Tail(12, 5)), part("state", Point()))
+    cache = cache_of(*parts, tokens=64, shares={}, policy="priority")
     for number in range(40):
-        serve(cache, [number] * 16, namespace=f"{number}")
+        for tokens in ([number] * 32, [number] * 40):
+            serve(cache, tokens, chunk=8, namespace=f"{number}")
     assert len(cache.stats().owners) <= 5
+    for lane in cache.core.shape.lanes:
+        queue: Any = lane.queue
+        assert max(len(queue.standing), len(queue._before.standing if queue._before else ())) <= 5
     cache.drop_namespace("39")
     cache.flush()
     assert cache.stats().owners == {}

@@ -154,13 +154,18 @@ class BeforeOthers(_Owned):
 
     def remove(self, cell: Any) -> None:
         super().remove(cell)
-        del self._owners[cell]
+        self._forget_owner_of(cell)
 
     def pop(self) -> Any:
-        cell = self._pop_of(self._shared.next_owner(self._shared.held, +self.standing))
+        cell = self._pop_of(self._shared.next_owner(self._shared.held, self.standing))
         if cell is not None:
-            del self._owners[cell]
+            self._forget_owner_of(cell)
         return cell
+
+    def _forget_owner_of(self, cell: Any) -> None:
+        owner = self._owners.pop(cell)
+        if not self.standing[owner]:  # else the owners that ever were would be remembered
+            del self.standing[owner], self._queues[owner]
 
     def due(self) -> Iterator[Any]:
         """What goes before the next cell of the shared queue has to. The entries here say their ``pages``."""
