@@ -84,7 +84,8 @@ def _hook(method: Callable[..., Any], count: int) -> Callable[..., Any]:
     """Make a hook of a session's method, which takes ``count`` arguments.
 
     It does not keep the session, and a copy of the model gets no copy of the session with it. If another thread has
-    removed the hook while torch was about to call it, torch leaves out the keyword arguments.
+    removed the hook while torch was about to call it, torch leaves out the keyword arguments. A model that compiles
+    itself compiles its hooks too, but not this one.
     """
     held = WeakMethod(method)
 
@@ -92,7 +93,8 @@ def _hook(method: Callable[..., Any], count: int) -> Callable[..., Any]:
         alive = held()
         return alive(*args) if alive is not None and len(args) == count else None
 
-    return hook
+    uncompiled: Callable[..., Any] = torch.compiler.disable(hook)  # type: ignore[no-untyped-call]
+    return uncompiled
 
 
 class Session:

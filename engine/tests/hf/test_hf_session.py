@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import queue
 import threading
 import time
@@ -212,6 +213,17 @@ def test_an_answer_may_be_continued_in_the_same_session(served: Served) -> None:
         first = generated(served.model, ids, 5, s.cache)
         more = ids_of([*first, 7, 8, 9])
         assert generated(served.model, more, 5, s.cache) == generated(served.model, more, 5)
+
+
+def test_a_model_that_compiles_itself_computes_a_session_as_it_computes_without_one(served: Served) -> None:
+    model, ids = copy.deepcopy(served.model), ids_of(prompt(28, 64))
+    expected = generated(model, ids, 2)
+    torch._dynamo.reset()
+    model.compile(backend="eager")
+    for ready in (0, 48):
+        with session(served.cache, model, ids) as s:
+            assert s.ready == ready
+            assert generated(model, ids, 2, s.cache) == expected
 
 
 # ---------------------------------------------------------------- what goes wrong
