@@ -107,3 +107,10 @@ def test_a_config_that_its_class_does_not_take_is_read_as_it_stands_and_that_is_
     assert (facts.head_dim, facts.num_key_value_heads) == (16, 4)
     assert "'llama': transformers does not take it, so its defaults are not known here: " in facts.warnings[0]
     assert "vocab_size" in facts.warnings[0]
+
+
+def test_a_transformers_that_lacks_a_table_of_types_is_taken_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Older ones do. What is composed without transformers is composed beside them as well."""
+    monkeypatch.delattr("transformers.models.auto.modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES")
+    config = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4}
+    assert "leaves out head_dim: 16 is taken" in read_facts(config).warnings[1]

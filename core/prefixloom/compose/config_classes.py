@@ -41,13 +41,11 @@ def known_of(outer: Mapping[str, Any], text: Mapping[str, Any]) -> Known:
     try:
         classes = importlib.import_module("transformers.models.auto.configuration_auto").CONFIG_MAPPING
         models = importlib.import_module("transformers.models.auto.modeling_auto")
-    except ImportError:
+        causal = {*models.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *models.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES}
+        masked = models.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    except (ImportError, AttributeError):  # of a transformers that is older than what prefixloom's engine needs
         return Known()
-    causal = {*models.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *models.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES}
-    found = Known(
-        causal=not causal.isdisjoint(told),
-        encoder=not told.keys().isdisjoint(models.MODEL_FOR_MASKED_LM_MAPPING_NAMES),
-    )
+    found = Known(causal=not causal.isdisjoint(told), encoder=not told.keys().isdisjoint(masked))
     name = next((name for name in reversed(told) if name in classes), None)
     if name is None:
         return found
