@@ -59,7 +59,7 @@ class Step:
     _tracks: Many[tuple[Running, StateLane, StateHolding, Track, int]]
     _begun: list[tuple[Running, int, int]]  # of a target step in its block: from where, and up to where it computes
     _seen: Many[tuple[Lookahead, Seen]]  # in its block, where content looks ahead: which tokens the layers have
-    _plugin_ops: Many[tuple[Running | None, Op, bool]]  # plugins' own, each with its sequence; whether it was claimed
+    _plugin_ops: Many[tuple[Running | None, Op]]  # plugins' own ops, each with its sequence; a claimed one names none
 
     def __init__(
         self,
@@ -86,10 +86,11 @@ class Step:
         self._ahead = ahead
         self._tracks = self._plugin_ops = self._seen = ()
         if core.shape.has_plugin_ops and role == "target":
-            claimed = [(each, op, True) for each in self._running for op in each.claimed_ops]
+            claimed = [(each, op) for each in self._running for op in each.claimed_ops]
             added = deferred_ops(core, self._running)
-            owners = [None if op.sequence is None else self._running[op.sequence] for op in added]
-            self._plugin_ops = [*claimed, *((owner, op, False) for owner, op in zip(owners, added, strict=True))]
+            self._plugin_ops = [
+                *claimed, *((None if op.sequence is None else self._running[op.sequence], op) for op in added)
+            ]  # fmt: skip
 
     def __repr__(self) -> str:
         number = "" if self._state == NEW else f" {self._work.number}"
@@ -117,9 +118,7 @@ class Step:
         fills = batches(self._running) if self.role == "target" else ()
         before = [Op(kind, lane.name, dst=tuple(dst), src=tuple(src)) for (lane, kind), (src, dst) in fills]
         tracks = [Op(lane.kept, lane.name, (track.slot,), (source,)) for _, lane, _, track, source in self._tracks]
-        first, last = (
-            (in_slots(self._core, whose, op) for whose, op, _ in self._due(after)) for after in (False, True)
-        )
+        first, last = ((in_slots(self._core, whose, op) for whose, op in self._due(after)) for after in (False, True))
         return (*before, *first, *tracks, *last)
 
     # ------------------------------------------------------------ before the layers
@@ -246,20 +245,18 @@ class Step:
         if self._gates is not None:
             self._gates.open(layer)
 
-    def _due(self, after: bool) -> Iterator[tuple[Running | None, Op, bool]]:
+    def _due(self, after: bool) -> Iterator[tuple[Running | None, Op]]:
         """The plugins' own ops that are still due, those before the layers or those after them."""
-        for running, op, claimed in self._plugin_ops:
+        for running, op in self._plugin_ops:
             if op.after == after and (
-                running is None or (running.core is not None and (not claimed or op in running.claimed_ops))
+                running is None or (running.core is not None and (op.sequence is not None or op in running.claimed_ops))
             ):
-                yield running, op, claimed
+                yield running, op
 
     def _run_plugin_ops(self, stream: Stream, after: bool) -> None:
-        for running, op, claimed in self._due(after):
-            due = in_slots(
-                self._core, running, op
-            )  # not earlier: what the sequence owns may have changed since the op was named
-            if running is not None and claimed:
+        for running, op in self._due(after):
+            due = in_slots(self._core, running, op)  # only now, since what the sequence owns may have changed
+            if running is not None and op.sequence is None:
                 left = list(running.claimed_ops)
                 left.remove(op)
                 running.claimed_ops = left
