@@ -95,6 +95,18 @@ def test_a_body_is_given_back_once_the_engine_has_its_tokens(stream: bool) -> No
         eventually(lambda: server.server.worker.load == 0)
 
 
+def test_all_choices_of_a_prompt_share_its_tokens_and_their_check() -> None:
+    """Else one body of a few hundred kilobytes holds the engine for seconds, and hundreds of megabytes."""
+    with serving() as server, server.client() as client:
+        jobs: list[Any] = []
+        scheduler = server.server.worker.engine._scheduler  # type: ignore[attr-defined]
+        add = scheduler.add
+        scheduler.add = lambda job: jobs.append(job) or add(job)
+        assert client.post("/v1/completions", json={**ask("a" * 100, 2), "n": 3}).status_code == 200
+        assert len(jobs) == 3
+        assert len({id(job.request.tokens) for job in jobs}) == len({id(job.key) for job in jobs}) == 1
+
+
 class Held(ByteTokenizer):
     """Notes each prompt in a folder, and waits with it until the folder says that it may go on."""
 

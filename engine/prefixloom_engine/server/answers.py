@@ -154,10 +154,11 @@ def requests_of(
         logprobs, alternatives = asked.logprobs is not None, asked.logprobs or 0
     priority = asked.priority if tenant.priority is None else min(asked.priority, tenant.priority)
     seed = secrets.randbits(60) if asked.seed is None else asked.seed
+    tokens = tuple(tokens)  # one for all choices, so that these cost what one costs
     ends = (frozenset() if asked.ignore_eos else stops) | frozenset(asked.stop_token_ids or ())
     return [
         Request(
-            tuple(tokens), most, stops=ends, temperature=temperature, top_p=1.0 if asked.top_p is None else asked.top_p,
+            tokens, most, stops=ends, temperature=temperature, top_p=1.0 if asked.top_p is None else asked.top_p,
             seed=(seed + choice) % 2**63, namespace=tenant.namespace_of(asked.cache_salt), tenant=tenant.name,
             priority=priority, ttl=asked.ttl, logprobs=logprobs, top_logprobs=alternatives,
             label=tenant.name or "a client", inputs=inputs, prefill=prefill,

@@ -25,6 +25,7 @@ from prefixloom import (
     PrefixloomError,
     ProtocolError,
     Sequence,
+    Tokens,
     encode,
 )
 
@@ -96,6 +97,8 @@ class Engine:
         self._streams = OpenStreams()
         self._identified = model if isinstance(model, Identified) else None
         self._identity: Identity | None = None
+        self._encoded: tuple[tuple[int, ...], Tokens] = (), encode(())
+        """The last prompt that was checked. The choices of a request have the same one."""
         self._jobs_added = 0
         self._clock = clock
         self._expires = False
@@ -118,7 +121,7 @@ class Engine:
         stops = self.model.stops if request.stops is None else request.stops
         self._identify()
         answer = Answer(request) if answer is None else answer
-        key, namespace = encode(request.tokens), self.namespace(request.namespace)
+        key, namespace = self._encoded[1], self.namespace(request.namespace)
         job = Job(answer, self._jobs_added, list(request.tokens), key, namespace, stops, speculate, media)
         job.handover = handed
         self._jobs_added += 1
@@ -166,9 +169,13 @@ class Engine:
             raise ProtocolError("this engine is closed")
         name = request.label or "a request"
         most = self.model.vocabulary
-        wrong = next((t for t in request.tokens if t.__class__ is not int or not 0 <= t < most), None)
-        if wrong is not None:
-            raise InputError(f"{name} has the token {shown(wrong)}: the model's are whole numbers from 0 to {most - 1}")
+        if request.tokens is not self._encoded[0]:
+            wrong = next((t for t in request.tokens if t.__class__ is not int or not 0 <= t < most), None)
+            if wrong is not None:
+                raise InputError(
+                    f"{name} has the token {shown(wrong)}: the model's are whole numbers from 0 to {most - 1}"
+                )
+            self._encoded = request.tokens, encode(request.tokens)
         beyond = [stop for stop in request.stops or () if stop >= most]
         if beyond:
             raise InputError(f"{name} has the stop {min(beyond)}: the model's tokens are from 0 to {most - 1}")
