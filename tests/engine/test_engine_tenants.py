@@ -10,6 +10,7 @@ import attrs
 import pytest
 
 from prefixloom_engine import Engine, Observer, Request
+from prefixloom_engine.disaggregation.messages import Question, decode_question, encode_question
 from prefixloom_engine.serving.scheduler import Scheduler
 from tests.support.engines import cache_for, model, nothing_left, plain, prompt
 
@@ -192,3 +193,13 @@ def test_when_pages_are_short_the_tenant_that_has_most_of_them_is_set_back(polic
     assert back and set(back) == {"greedy"}
     assert [answer.tokens for answer in answers] == plain(model(), [*requests, *late])
     nothing_left(cache)
+
+
+def test_a_prefill_process_is_told_whose_prompt_it_computes() -> None:
+    """Else it compares the priorities of all tenants, and the greediest comes first there."""
+    cache = cache_for(model())
+    with Engine(model(), cache) as engine:
+        assert engine.identity is not None
+        asked = Question(of("greedy", 1, 40, 1, priority=HIGHEST), 0, engine.identity)
+        frames = [memoryview(each) for each in encode_question(asked, cache)]
+        assert decode_question(engine, frames).request.tenant == "greedy"

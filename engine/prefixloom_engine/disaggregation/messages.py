@@ -22,11 +22,11 @@ from ..contract.requests import Request
 from ..serving.engine import Engine
 from .transport import LONGEST_FRAME
 
-VERSION = 8
+VERSION = 9
 """Of the messages. Both sides compare it, as a part of ``cache_format``."""
 LONGEST_JSON = 1 << 16
 """Bytes of a question's or a head's JSON. Longer ones are not parsed."""
-ASKED_FIELDS = ("temperature", "top_p", "seed", "namespace", "priority", "ttl", "logprobs")
+ASKED_FIELDS = ("temperature", "top_p", "seed", "namespace", "tenant", "priority", "ttl", "logprobs")
 """What a question says of its request, beside the tokens."""
 HEAD_CHECKSUM = struct.Struct("<I")
 
