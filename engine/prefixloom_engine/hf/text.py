@@ -71,7 +71,8 @@ class FolderTokenizer:
 
     def __init__(self, tokenizer: Any, processor: Any = None) -> None:
         self._tokenizer, self._processor = tokenizer, processor
-        self._variables = variables_of(tokenizer, processor)
+        self._taken = taken_by(tokenizer, processor)
+        self._variables = variables_of(tokenizer, processor) - self._taken
         self._pieces = _readers(tokenizer)
         self._special = frozenset(getattr(tokenizer, "added_tokens_decoder", ()))
 
@@ -103,16 +104,17 @@ class FolderTokenizer:
         pixels = PixelBudget()
         given = [self._message(message, at, pixels) for at, message in enumerate(messages)]
         maker = self._tokenizer if self._processor is None else self._processor
-        for name in more.keys() - self._variables:  # a processor would get it, and load what it names
+        for name in more.keys() & self._taken:
             raise InputError(
                 f"chat_template_kwargs has {shown(name)}, which is no variable of this model's chat template that a "
                 f"request sets: there are {', '.join(sorted(self._variables)) or 'none'}"
             )
+        known = {name: each for name, each in more.items() if name in self._variables}  # a processor gets the others
         tensors = {} if self._processor is None else {"return_tensors": "pt"}  # else images are lists of arrays
         try:
             made = maker.apply_chat_template(
                 given, tools=list(tools) or None, add_generation_prompt=True, tokenize=True, return_dict=True,
-                **tensors, **more,
+                **tensors, **known,
             )  # fmt: skip
         except Exception as error:  # the template's own, those of its engine, and those of processors
             raise InputError(f"the model's chat template cannot take these messages: {sentence(error)}") from error
@@ -215,8 +217,8 @@ class GenerationTag(Extension):
         return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
 
 
-def variables_of(tokenizer: Any, processor: Any) -> frozenset[str]:
-    """Return the variables that the chat template uses, without those that transformers or a processor takes."""
+def variables_of(tokenizer: Any, processor: Any) -> set[str]:
+    """Return the variables that the chat template uses."""
     found = getattr(tokenizer if processor is None else processor, "chat_template", None)
     templates = {"default": found} if isinstance(found, str) else found or {}
     if processor is not None:  # which takes this one alone, and is given what it does not use
@@ -229,21 +231,20 @@ def variables_of(tokenizer: Any, processor: Any) -> frozenset[str]:
             names |= meta.find_undeclared_variables(environment.parse(template))
         except TemplateSyntaxError:  # a chat says so
             continue
-    taken = {
-        *RESERVED,
-        *getattr(tokenizer, "SPECIAL_TOKENS_ATTRIBUTES", ()),
-        *getattr(tokenizer, "special_tokens_map", ()),
-    }
-    return frozenset(names - taken - _processor_names(processor))
+    return names
 
 
-def _processor_names(processor: Any) -> set[str]:
-    """Return the names of what a processor takes, for each kind of input too."""
+def taken_by(tokenizer: Any, processor: Any) -> set[str]:
+    """Return the names of what transformers sets or takes, and of what a processor takes for each kind of input."""
+    special = (getattr(tokenizer, name, ()) for name in ("SPECIAL_TOKENS_ATTRIBUTES", "special_tokens_map"))
+    taken = RESERVED.union(*special)
     if processor is None:
-        return set()
+        return taken
     kinds = get_type_hints(processor.valid_processor_kwargs)
-    return {*inspect.signature(processor.__call__).parameters, *kinds}.union(
-        *(getattr(kind, "__annotations__", ()) for kind in kinds.values())
+    return taken.union(
+        inspect.signature(processor.__call__).parameters,
+        kinds,
+        *(getattr(kind, "__annotations__", ()) for kind in kinds.values()),
     )
 
 

@@ -189,7 +189,7 @@ def test_no_text_of_a_client_reaches_a_loader(server: RunningServer, folder: Pat
         variables: list[dict[str, Any]] = [
             {name: value}
             for place in places
-            for name in ("images", "image", "videos", "video", "audio", "text", "url", "path", "image_url", "documents")
+            for name in ("images", "image", "videos", "video", "audio", "text")
             for value in (place, [place], [{"type": "image", "url": place}])
         ]
         variables += [{"size": sizes}, {"crop_size": 4000}, {"do_resize": False}, {"images_kwargs": {"size": sizes}}]
@@ -219,8 +219,15 @@ def test_no_text_of_a_client_reaches_a_loader(server: RunningServer, folder: Pat
         for place in places:  # what a template may look at, and nobody loads
             more = {"images": [place], "image_url": {"url": place}, "url": place, "path": place}
             text = {"type": "text", "text": "x", **more}
-            told = client.post("/tokenize", json={"messages": [{"role": "user", "content": [text], **more}], **more})
-            assert told.json() == plain.json()
+            unknown = {
+                "url": place,
+                "path": [place],
+                "image_url": {"url": place},
+                "documents": [place],
+                "filename": place,
+            }
+            body = {"messages": [{"role": "user", "content": [text], **more}], "chat_template_kwargs": unknown, **more}
+            assert client.post("/tokenize", json=body).json() == plain.json()
         with pytest.raises(BlockingIOError):  # nobody has come
             listener.accept()
 
@@ -239,7 +246,7 @@ def test_a_template_has_its_own_variables_alone(folder: Path) -> None:
     with pytest.raises(InputError, match=told):
         FolderTokenizer(read._tokenizer, processor).chat([{"role": "user", "content": "x"}], [], {"size": 1})
     processor.chat_template = "{% never"
-    with pytest.raises(InputError, match="there are none"):
+    with pytest.raises(InputError, match="the model's chat template cannot take"):
         FolderTokenizer(read._tokenizer, processor).chat([{"role": "user", "content": "x"}], [], {"mood": "calm"})
 
 
