@@ -159,15 +159,15 @@ def test_health_and_large_bodies_are_answered_while_a_small_one_is_read(
             eventually(lambda: client.get("/health").json() == {"status": "ok"})
 
 
+def sent(text: str, key: str) -> bytes:
+    body = json.dumps(ask(text, 2)).encode()
+    return b"%b\r\nauthorization: Bearer %b\r\n\r\n%b" % ((HEAD % len(body)).strip(), key.encode(), body)
+
+
 def test_tenants_take_turns(tmp_path: Path) -> None:
     begun, go_on = tmp_path / "begun", tmp_path / "go on"
     begun.touch()
     texts = TextProcesses(partial(Held, tmp_path))
-
-    def sent(text: str, key: str) -> bytes:
-        body = json.dumps(ask(text, 2)).encode()
-        return b"%b\r\nauthorization: Bearer %b\r\n\r\n%b" % ((HEAD % len(body)).strip(), key.encode(), body)
-
     with closing(texts), serving(texts=texts, keys=KEYS) as server, server.client(ALICE) as client, ExitStack() as left:
         for number, (text, key) in enumerate([("a", ALICE), ("b", ALICE), ("c", ALICE), ("d", BOB)]):
             left.enter_context(connected(server, sent(text, key)))
@@ -178,6 +178,23 @@ def test_tenants_take_turns(tmp_path: Path) -> None:
         go_on.touch()
         eventually(lambda: len(begun.read_text().splitlines()) == 4)
         assert [line.split()[1] for line in begun.read_text().splitlines()] == ["a", "d", "b", "c"]
+
+
+def test_no_tenant_holds_all_readers_of_large_bodies(tmp_path: Path) -> None:
+    begun, go_on = tmp_path / "begun", tmp_path / "go on"
+    begun.touch()
+    texts = TextProcesses(partial(Held, tmp_path), seconds=600.0)
+    with closing(texts), serving(texts=texts, keys=KEYS) as server, server.client(ALICE) as alice:
+        for number in range(3):
+            with connected(server, sent(str(number) * (64 << 10), BOB)):
+                eventually(lambda: begun.read_text() != "" and server.server.memory.used > 64 << 10)
+                alice.get("/health")  # by now the event loop has the body in line
+            eventually(lambda: server.server.memory.used == 0)
+        answer = alice.post("/v1/completions", json={"prompt": [1] * 40_000})
+        assert answer.json()["error"]["code"] == "context_length_exceeded"
+        go_on.touch()
+        eventually(lambda: not any(turn.locked() for lane in texts._lanes for turn in lane.turns.values()))
+        assert len(begun.read_text().splitlines()) == 1, "who leaves has the next body read once this one is"
 
 
 class Hostile(ByteTokenizer):

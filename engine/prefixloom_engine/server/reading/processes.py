@@ -2,8 +2,8 @@
 
 A body, a chat template, a tokenizer and an image take as long as a client makes them take, and hold Python's lock
 meanwhile. So ``read`` runs in processes of their own. One process makes the tokenizer, and is copied for each reader. A
-reader that takes too long, needs too much memory or dies is replaced by another copy. There are two: bodies that are
-small and have no images never wait for others.
+reader that takes too long, needs too much memory or dies is replaced by another copy. Bodies that are small and have no
+images have a reader of their own. The others have two, of which nobody holds both.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Callable
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from multiprocessing.connection import Connection
@@ -41,7 +41,7 @@ START_SECONDS = 120.0
 HELD_SECONDS = 5.0
 """After so long with one body, a reader is told to be busy."""
 NICENESS = 10
-"""Of the reader of large bodies and images: the engine's threads come first."""
+"""Of the readers of large bodies and images: the engine's threads come first."""
 
 
 class TextProcesses:
@@ -63,7 +63,10 @@ class TextProcesses:
         if not hasattr(os, "fork"):
             raise CompositionError("text is read in copies of a process, and this system cannot copy one")
         self._origin = Origin(given)
-        self._lanes = [ReaderLane(self._origin, seconds, images) for images in (False, True)]
+        self._lanes = [
+            ReaderLane([Reader(self._origin, seconds, images) for _ in range(count)])
+            for images, count in ((False, 1), (True, 2))
+        ]
         try:
             self.tokenizer = make()
         except BaseException:
@@ -73,15 +76,22 @@ class TextProcesses:
     async def begin(self) -> None:
         """Start the readers. What keeps one from starting, the first body and ``trouble`` say."""
         loop = asyncio.get_running_loop()
-        await asyncio.gather(*(loop.run_in_executor(lane.thread, lane.begin) for lane in self._lanes))
+        begun = ((lane.threads, reader.begin) for lane in self._lanes for reader in lane.readers)
+        await asyncio.gather(*(loop.run_in_executor(*each) for each in begun))
 
     async def read(self, kind: type[Body], data: bytes, bounds: Bounds, who: str = "") -> ReadBody:
         """Read a body. Of each ``who`` one body at a time is read or in line, so that nobody's many delay others."""
-        loop = asyncio.get_running_loop()
         for lane in self._lanes[len(data) > SMALL :]:
             async with lane.turns[who]:
                 self._origin.check()
-                found = await loop.run_in_executor(lane.thread, lane.read, kind, data, bounds)
+                begun = lane.threads.submit(lane.read, kind, data, bounds)
+                reading = asyncio.wrap_future(begun)
+                try:
+                    found = await asyncio.shield(reading)
+                except asyncio.CancelledError:
+                    if not begun.cancel():  # whoever leaves has no other body read until this one is
+                        await asyncio.wait([reading])
+                    raise
             if found is not None:
                 return found
         raise AssertionError("the last lane reads everything")
@@ -89,13 +99,13 @@ class TextProcesses:
     @property
     def trouble(self) -> str:
         """What keeps bodies from being read, in words; "": nothing."""
-        return next(filter(None, (lane.trouble for lane in self._lanes)), "")
+        return next(filter(None, (reader.trouble for lane in self._lanes for reader in lane.readers)), "")
 
     def close(self) -> None:
         """End the processes. Bodies that are being read, or come later, are refused."""
         self._origin.close()
         for lane in self._lanes:
-            lane.thread.shutdown(wait=False)
+            lane.threads.shutdown(wait=False)
 
 
 class Origin:
@@ -155,12 +165,27 @@ class Origin:
 
 
 class ReaderLane:
-    """One reader at a time, and the thread that waits for it. ``images``: whether it reads bodies with images."""
+    """Readers, and a thread for each, which waits for it."""
+
+    def __init__(self, readers: Sequence[Reader]) -> None:
+        self.readers, self._free = readers, deque(readers)
+        self.threads = ThreadPoolExecutor(len(readers), thread_name_prefix="prefixloom texts")
+        self.turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    def read(self, kind: type[Body], data: bytes, bounds: Bounds) -> ReadBody | None:
+        """Have a body read by the reader that is free, in a thread of the lane."""
+        reader = self._free.popleft()
+        try:
+            return reader.read(kind, data, bounds)
+        finally:
+            self._free.append(reader)
+
+
+class Reader:
+    """One process at a time. ``images``: whether it reads bodies with images."""
 
     def __init__(self, origin: Origin, seconds: float, images: bool) -> None:
         self._origin, self._seconds, self._images = origin, seconds, images
-        self.thread = ThreadPoolExecutor(1, thread_name_prefix="prefixloom texts")
-        self.turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._pipe: Connection[Any, Any] | None = None
         self._since = 0.0
         """When the body that is read came; 0: there is none."""
@@ -172,7 +197,7 @@ class ReaderLane:
         return self._failed or (f"a body has been read for {held:.0f} seconds" if held > HELD_SECONDS else "")
 
     def read(self, kind: type[Body], data: bytes, bounds: Bounds) -> ReadBody | None:
-        """Have a body read, in the lane's thread. ``ApiError``: it is refused, takes too much, or the reader died."""
+        """Have a body read. ``ApiError``: it is refused, takes too much, or the reader died."""
         self.begin()
         if self._pipe is None:
             raise ApiError(503, self._failed, code="text_failed", retry_after=1)
