@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 from .identity import plain_name
@@ -101,8 +102,7 @@ class SharedQueue(_Owned):
 
     def next_owner(self, held: Mapping[str, int], more: Iterable[str] = ()) -> str | None:
         """Return the owner that keeps most for its share, of those that have a cell here and of ``more``."""
-        having = dict.fromkeys(owner for owner, cells in self.standing.items() if cells)
-        having.update(dict.fromkeys(more))
+        having = chain((owner for owner, cells in self.standing.items() if cells), more)
         running, shares = self.running, self._shares
         return max(having, key=lambda owner: (held[owner] + running[owner]) / shares.get(owner, 1.0), default=None)
 
