@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import pickle
@@ -22,11 +23,12 @@ from prefixloom_engine.server.access import Hosts
 from prefixloom_engine.server.app import Limits
 from prefixloom_engine.server.connection import Connection
 from prefixloom_engine.server.reading import processes
-from prefixloom_engine.server.reading.bodies import MOST_ITEMS, unwritten
+from prefixloom_engine.server.protocol import CompletionAsked
+from prefixloom_engine.server.reading.bodies import MOST_ITEMS, Bounds, unwritten
 from prefixloom_engine.server.reading.processes import TextProcesses
 from prefixloom_engine.threeway.text import ByteTokenizer
 from tests.server.test_server_clients import ask, eventually, right
-from tests.support.servers import ADMIN, ALICE, BOB, KEYS, RunningServer, serving
+from tests.support.servers import ADMIN, ALICE, BOB, KEYS, RunningServer, byte_texts, serving
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n"
 
@@ -178,6 +180,16 @@ def test_tenants_take_turns(tmp_path: Path) -> None:
         go_on.touch()
         eventually(lambda: len(begun.read_text().splitlines()) == 4)
         assert [line.split()[1] for line in begun.read_text().splitlines()] == ["a", "d", "b", "c"]
+
+
+def test_readers_serve_one_event_loop_after_another() -> None:
+    bounds = Bounds("built-in", 260, 100, 10, 10, 1000)
+
+    async def several() -> list[int]:
+        asked = (byte_texts().read(CompletionAsked, b'{"prompt": "abc"}', bounds) for _ in range(4))
+        return [len(each.prompts[0].tokens) for each in await asyncio.gather(*asked)]
+
+    assert [asyncio.run(several()) for _ in range(2)] == [[3] * 4] * 2
 
 
 def test_no_tenant_holds_all_readers_of_large_bodies(tmp_path: Path) -> None:

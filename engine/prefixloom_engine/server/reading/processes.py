@@ -64,7 +64,7 @@ class TextProcesses:
             raise CompositionError("text is read in copies of a process, and this system cannot copy one")
         self._origin = Origin(given)
         self._lanes = [
-            ReaderLane([Reader(self._origin, seconds, images) for _ in range(count)])
+            ReaderLane([BodyReader(self._origin, seconds, images) for _ in range(count)])
             for images, count in ((False, 1), (True, 2))
         ]
         try:
@@ -81,8 +81,9 @@ class TextProcesses:
 
     async def read(self, kind: type[Body], data: bytes, bounds: Bounds, who: str = "") -> ReadBody:
         """Read a body. Of each ``who`` one body at a time is read or in line, so that nobody's many delay others."""
+        turn = asyncio.get_running_loop(), who
         for lane in self._lanes[len(data) > SMALL :]:
-            async with lane.turns[who]:
+            async with lane.turns[turn]:
                 self._origin.check()
                 begun = lane.threads.submit(lane.read, kind, data, bounds)
                 reading = asyncio.wrap_future(begun)
@@ -167,10 +168,11 @@ class Origin:
 class ReaderLane:
     """Readers, and a thread for each, which waits for it."""
 
-    def __init__(self, readers: Sequence[Reader]) -> None:
+    def __init__(self, readers: Sequence[BodyReader]) -> None:
         self.readers, self._free = readers, deque(readers)
         self.threads = ThreadPoolExecutor(len(readers), thread_name_prefix="prefixloom texts")
-        self.turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self.turns: defaultdict[tuple[asyncio.AbstractEventLoop, str], asyncio.Lock] = defaultdict(asyncio.Lock)
+        """By event loop, since a lock is for one, and by whose bodies they are."""
 
     def read(self, kind: type[Body], data: bytes, bounds: Bounds) -> ReadBody | None:
         """Have a body read by the reader that is free, in a thread of the lane."""
@@ -181,7 +183,7 @@ class ReaderLane:
             self._free.append(reader)
 
 
-class Reader:
+class BodyReader:
     """One process at a time. ``images``: whether it reads bodies with images."""
 
     def __init__(self, origin: Origin, seconds: float, images: bool) -> None:
