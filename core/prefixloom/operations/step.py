@@ -135,6 +135,7 @@ class Step:
             core.raised(error)
             raise
         core.changing = False
+        self._work.enclosed = True  # last: until then a flush ends it
         return self
 
     def _begin(self, core: Core) -> None:
@@ -165,7 +166,6 @@ class Step:
                 looks.end(seen)
             core.flight.end(self._work, self._take_stream(None), (), repr(self))
             raise
-        self._work.enclosed = True
 
     def _begin_to_look(self) -> None:
         """The layers have the tokens that are named by now."""
@@ -363,8 +363,8 @@ class Step:
 
     # ------------------------------------------------------------ after the layers
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        core = self._core
         self._work.enclosed = False
+        core = self._core
         if kind is not None and core.changing:  # the cache is broken: a flush ends this work
             self._state = DONE
             return
