@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import errno
 import json
+import multiprocessing
 import os
 import re
 import socket
@@ -29,7 +30,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 
@@ -51,28 +52,39 @@ PICTURES = (
 )
 
 
-class Canary:
+class Bait(NamedTuple):
     """An address and a file of which an attacker tells the server. Nothing else knows them."""
+
+    url: str
+    file: str
+
+
+class Canary:
+    """Sees whether anybody takes the ``bait``."""
 
     def __init__(self, folder: Path) -> None:
         self._socket = socket.create_server(("127.0.0.1", 0))
         self._socket.setblocking(False)
-        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}/canary.png"
-        self.file = folder / "canary.png"
-        os.mkfifo(self.file)
+        port = self._socket.getsockname()[1]
+        self.bait = Bait(f"http://127.0.0.1:{port}/canary.png", str(folder / "canary.png"))
+        os.mkfifo(self.bait.file)
 
     @property
     def touched(self) -> list[str]:
         found = []
         with suppress(BlockingIOError):
             self._socket.accept()[0].close()
-            found.append(self.url)
+            found.append(self.bait.url)
         try:
-            os.close(os.open(self.file, os.O_WRONLY | os.O_NONBLOCK))
-            found.append(str(self.file))
+            os.close(os.open(self.bait.file, os.O_WRONLY | os.O_NONBLOCK))
+            found.append(self.bait.file)
         except OSError as error:
             assert error.errno == errno.ENXIO  # nobody has it open for reading
         return found
+
+
+def client_of(url: str, key: str) -> httpx.Client:
+    return httpx.Client(base_url=url, headers={"authorization": f"Bearer {key}"}, timeout=120, trust_env=False)
 
 
 class Victim:
@@ -124,17 +136,17 @@ def honest(victim: Victim, turns: int, begin: str) -> list[float]:
     return seconds
 
 
-Attack = Callable[[httpx.Client, Canary, int], httpx.Response]
+Attack = Callable[[httpx.Client, Bait, int], httpx.Response]
 
 
-def nested(http: httpx.Client, _: Canary, number: int) -> httpx.Response:
+def nested(http: httpx.Client, _: Bait, number: int) -> httpx.Response:
     body = b'{"prompt": [' + b"[]," * 2_600_000 + b"[]]}"
     return http.post(("/v1/completions", "/tokenize", "/cache/explain")[number % 3], content=body,
                      headers={"content-type": "application/json"})  # fmt: skip
 
 
-def named(http: httpx.Client, canary: Canary, number: int) -> httpx.Response:
-    value: Any = (canary.url, str(canary.file), f"file://{canary.file}", {"height": 99999, "width": 99999})[number % 4]
+def named(http: httpx.Client, bait: Bait, number: int) -> httpx.Response:
+    value: Any = (bait.url, bait.file, f"file://{bait.file}", {"height": 99999, "width": 99999})[number % 4]
     values = value if number % 8 < 4 or isinstance(value, dict) else [value]
     message = {"role": "user", "content": "Look"}
     body: dict[str, Any] = {"messages": [message], "max_tokens": 2}
@@ -149,24 +161,40 @@ def named(http: httpx.Client, canary: Canary, number: int) -> httpx.Response:
     return http.post("/v1/chat/completions", json=body)
 
 
-def urgent(http: httpx.Client, _: Canary, number: int) -> httpx.Response:
+def urgent(http: httpx.Client, _: Bait, number: int) -> httpx.Response:
     body = {"prompt": f"{number} " * 40, "max_tokens": 60, "priority": 2**31 - 1, "ignore_eos": True}
     return http.post("/v1/completions", json=body)
 
 
-def attack(victim: Victim, canary: Canary, how: Attack, over: threading.Event, told: Counter[str]) -> None:
-    """Attack again and again until ``over``."""
-    number = threading.get_ident() % 1000
-    with victim.client(GREEDY) as http:
-        while not over.is_set():
-            number += 1
-            try:
-                answer = how(http, canary, number)
-                told[f"{how.__name__} {answer.status_code}"] += 1
-                if answer.status_code in (429, 503):
-                    over.wait(0.05)
-            except httpx.HTTPError as error:
-                told[f"{how.__name__} {type(error).__name__}"] += 1
+ATTACKS: list[Attack] = [nested, nested, nested, named, named, *[urgent] * CONNECTIONS]
+
+
+def attack(url: str, bait: Bait, over: Any, answers: Any) -> None:
+    """Attack in this process, in a thread for each of ``ATTACKS``, until ``over``; then tell how often what came back.
+
+    Attackers have machines of their own, so this process gives its processor to whoever wants it.
+    """
+    os.nice(19)
+    told: Counter[str] = Counter()
+
+    def again(how: Attack, number: int) -> None:
+        with client_of(url, GREEDY) as http:
+            while not over.is_set():
+                number += 1
+                try:
+                    answer = how(http, bait, number)
+                    told[f"{how.__name__} {answer.status_code}"] += 1
+                    if answer.status_code in (429, 503):
+                        over.wait(0.05)
+                except httpx.HTTPError as error:
+                    told[f"{how.__name__} {type(error).__name__}"] += 1
+
+    threads = [threading.Thread(target=again, args=(how, 1000 * at)) for at, how in enumerate(ATTACKS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    answers.put(dict(told))
 
 
 def main() -> int:
@@ -183,14 +211,13 @@ def main() -> int:
         keys.write_text(f'[honest]\nkey = "{HONEST}"\n[greedy]\nkey = "{GREEDY}"\n', encoding="utf-8")
         keys.chmod(0o600)
         canary, victim = Canary(folder), Victim(model, keys)
-        over, told, peak = threading.Event(), Counter[str](), 0.0
+        spawn = multiprocessing.get_context("spawn")
+        over, answers, peak = spawn.Event(), spawn.Queue(), 0.0
         try:
             honest(victim, 8, "A warm assistant")
             quiet, held = honest(victim, args.turns, "An assistant"), victim.mebibytes
-            attacks: list[Attack] = [nested, nested, nested, named, named, *[urgent] * CONNECTIONS]
-            threads = [threading.Thread(target=attack, args=(victim, canary, how, over, told)) for how in attacks]
-            for thread in threads:
-                thread.start()
+            attacker = spawn.Process(target=attack, args=(victim.url, canary.bait, over, answers))
+            attacker.start()
             touched: list[str] = []
 
             def watch() -> None:
@@ -199,8 +226,9 @@ def main() -> int:
                     peak = max(peak, victim.mebibytes)
                     touched.extend(canary.touched)
 
-            threads.append(threading.Thread(target=watch))
-            threads[-1].start()
+            watcher = threading.Thread(target=watch)
+            watcher.start()
+            time.sleep(3)  # the attacks have begun
             try:
                 beside = honest(victim, args.turns, "Another assistant")
             except httpx.HTTPError as error:
@@ -208,9 +236,9 @@ def main() -> int:
                 return 1
             finally:
                 over.set()
-                for thread in threads:
-                    thread.join()
-            print(f"the attacks were answered: {json.dumps(dict(sorted(told.items())))}")
+                watcher.join()
+            print(f"the attacks were answered: {json.dumps(dict(sorted(answers.get(timeout=120).items())))}")
+            attacker.join()
             one, two = statistics.median(quiet), statistics.median(beside)
             print(
                 f"a quiet server's median answer: {one * 1000:.1f} ms; beside the attacks: {two / one:.2f} times that"
