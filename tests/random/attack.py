@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import re
 import socket
@@ -39,22 +40,31 @@ GOOD = [
 
 
 class Victim:
-    """The server, from its start to its end."""
+    """The server, from its start to its end, with these ``options`` besides."""
 
-    def __init__(self) -> None:
-        command = [sys.executable, "-m", "prefixloom", "serve", "--port", "0", "--memory", "64MiB", "--threads", "1",
-                   "--max-running", "4"]  # fmt: skip
+    def __init__(self, *options: str) -> None:
+        command = [sys.executable, "-m", "prefixloom", "serve", "--port", "0", "--threads", "1", "--max-running", "4"]
+        command += options
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         assert self.process.stdout is not None
         found = re.search(r"http://127\.0\.0\.1:(\d+)/v1", self.process.stdout.readline())
         assert found, "the server says where it listens"
         self.port = int(found[1])
-        self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=120, trust_env=False)
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.http = httpx.Client(base_url=self.url, timeout=120, trust_env=False)
 
     @property
     def mebibytes(self) -> float:
-        pages = Path(f"/proc/{self.process.pid}/statm").read_text(encoding="ascii").split()[1]
-        return int(pages) * 4096 / 2**20
+        """The memory of the server and of the processes that it started."""
+        numbers, total = [self.process.pid], 0.0
+        while numbers:
+            number = numbers.pop()
+            with suppress(OSError):
+                pages = Path(f"/proc/{number}/statm").read_text(encoding="ascii").split()[1]
+                total += int(pages) * os.sysconf("SC_PAGESIZE") / 2**20
+                for task in Path(f"/proc/{number}/task").iterdir():
+                    numbers += map(int, (task / "children").read_text(encoding="ascii").split())
+        return total
 
     @property
     def files(self) -> int:
@@ -179,7 +189,7 @@ def main() -> int:
     parser.add_argument("--connections", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
-    victim = Victim()
+    victim = Victim("--memory", "64MiB")
     try:
         for _ in range(30):
             victim.honest()

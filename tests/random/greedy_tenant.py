@@ -18,11 +18,8 @@ import errno
 import json
 import multiprocessing
 import os
-import re
 import socket
 import statistics
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -33,6 +30,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
+
+from tests.random.attack import Victim
 
 HONEST, GREEDY = "honest-key-0123456789", "greedy-key-0123456789"
 MOST = 1500
@@ -87,43 +86,10 @@ def client_of(url: str, key: str) -> httpx.Client:
     return httpx.Client(base_url=url, headers={"authorization": f"Bearer {key}"}, timeout=120, trust_env=False)
 
 
-class Victim:
-    """The server, from its start to its end."""
-
-    def __init__(self, model: Path, keys: Path) -> None:
-        options = f"--model {model} --keys {keys} --port 0 --memory 8MiB --threads 1 --max-running 4".split()
-        command = [sys.executable, "-m", "prefixloom", "serve", *options]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-        assert self.process.stdout is not None
-        found = re.search(r"http://127\.0\.0\.1:(\d+)/v1", self.process.stdout.readline())
-        assert found, "the server says where it listens"
-        self.url = f"http://127.0.0.1:{found[1]}"
-
-    def client(self, key: str) -> httpx.Client:
-        return httpx.Client(base_url=self.url, headers={"authorization": f"Bearer {key}"}, timeout=120, trust_env=False)
-
-    @property
-    def mebibytes(self) -> float:
-        """The memory of the server and of the processes that it started."""
-        numbers, total = [self.process.pid], 0.0
-        while numbers:
-            number = numbers.pop()
-            with suppress(OSError):
-                pages = Path(f"/proc/{number}/statm").read_text(encoding="ascii").split()[1]
-                total += int(pages) * os.sysconf("SC_PAGESIZE") / 2**20
-                for task in Path(f"/proc/{number}/task").iterdir():
-                    numbers += map(int, (task / "children").read_text(encoding="ascii").split())
-        return total
-
-    def end(self) -> None:
-        self.process.terminate()
-        self.process.wait()
-
-
 def honest(victim: Victim, turns: int, begin: str) -> list[float]:
     """Ask ``turns`` turns of short conversations, and return how long each answer took."""
     seconds, messages = [], []
-    with victim.client(HONEST) as http:
+    with client_of(victim.url, HONEST) as http:
         for turn in range(turns):
             if turn % 4 == 0:
                 messages = [{"role": "system", "content": f"{begin} {turn} is polite and short."}]
@@ -210,7 +176,7 @@ def main() -> int:
         keys = folder / "keys.toml"
         keys.write_text(f'[honest]\nkey = "{HONEST}"\n[greedy]\nkey = "{GREEDY}"\n', encoding="utf-8")
         keys.chmod(0o600)
-        canary, victim = Canary(folder), Victim(model, keys)
+        canary, victim = Canary(folder), Victim("--memory", "8MiB", "--model", str(model), "--keys", str(keys))
         spawn = multiprocessing.get_context("spawn")
         over, answers, peak = spawn.Event(), spawn.Queue(), 0.0
         try:
