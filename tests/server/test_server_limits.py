@@ -9,6 +9,7 @@ import pickle
 import re
 import signal
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -31,6 +32,8 @@ from tests.server.test_server_clients import ask, eventually, right
 from tests.support.servers import ADMIN, ALICE, BOB, KEYS, RunningServer, byte_texts, serving
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n"
+
+LARGE = b'{"prompt": "a"%b}' % (b" " * 120_000)
 
 
 @contextmanager
@@ -207,6 +210,29 @@ def test_no_tenant_holds_all_readers_of_large_bodies(tmp_path: Path) -> None:
         go_on.touch()
         eventually(lambda: not any(turn.locked() for lane in texts._lanes for turn in lane.turns.values()))
         assert len(begun.read_text().splitlines()) == 1, "who leaves has the next body read once this one is"
+
+
+def test_large_bodies_of_one_tenant_are_received_one_after_another() -> None:
+    answers: dict[str, int] = {}
+    with serving(keys=KEYS) as server, server.client(ALICE) as alice, server.client(BOB) as bob:
+        head = (HEAD % 200_000).replace(b"\r\n\r\n", b"\r\nauthorization: Bearer %s\r\n\r\n" % BOB.encode())
+        asking = threading.Thread(target=lambda: answers.update(bob=bob.post("/tokenize", content=LARGE).status_code))
+        with connected(server, head + b"x" * 100_000):
+            eventually(lambda: server.server.memory.used == 100_000)
+            asking.start()
+            eventually(lambda: server.server.memory.used > 100_000 + (64 << 10))
+            assert alice.post("/tokenize", content=LARGE).status_code == 200
+            assert bob.post("/tokenize", content='{"prompt": "a"}').status_code == 200, "a small one waits for none"
+            assert not answers
+        asking.join()
+        assert answers == {"bob": 200}
+
+
+def test_large_bodies_of_a_tenant_are_received_at_a_bounded_rate() -> None:
+    with serving(keys=KEYS, limits=Limits(body_seconds=0.3, body_rate=100_000)) as server, server.client(BOB) as bob:
+        begun = time.monotonic()
+        assert bob.post("/tokenize", content=LARGE).status_code == 200, "the rate is no slowness of the client"
+        assert time.monotonic() - begun > (len(LARGE) - (64 << 10)) / 100_000
 
 
 class Hostile(ByteTokenizer):

@@ -10,11 +10,12 @@ import asyncio
 import errno
 import json
 import logging
+import math
 import socket
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -38,7 +39,7 @@ from .answers import ChatForm, CompletionForm, Form, Object, TextAnswer, TextPie
 from .connection import EVENTS
 from .protocol import ApiError, Body, ChatAsked, CompletionAsked, DetokenizeAsked, TokenizeAsked
 from .reading.bodies import Bounds, ReadBody
-from .reading.processes import TextProcesses
+from .reading.processes import SMALL, TextProcesses
 from .worker import EngineDown, EngineWorker, QueueFull
 
 log = logging.getLogger("prefixloom.server")
@@ -60,14 +61,16 @@ CLIENT_LEFT = 499
 @attrs.frozen
 class Limits:
     """``body``: bytes of a body. ``bodies``: of all bodies that are read or turned into tokens, and of all images that
-    wait to be computed, together. ``body_seconds``: how long a client may take to send a body. ``seconds``: how long an
-    answer may take. ``answer``: the tokens of an answer to a chat that does not say how many. ``drain_seconds``: how
-    long the end of the server waits for running answers, and then for the store. ``context``: the tokens of a prompt
-    and its answer; 0: as the model says."""
+    wait to be computed, together. ``body_seconds``: how long a client may take to send a body. ``body_rate``: the bytes
+    of one tenant's large bodies that are received in a second. ``seconds``: how long an answer may take. ``answer``:
+    the tokens of an answer to a chat that does not say how many. ``drain_seconds``: how long the end of the server
+    waits for running answers, and then for the store. ``context``: the tokens of a prompt and its answer; 0: as the
+    model says."""
 
     body: int = 8 << 20
     bodies: int = 256 << 20
     body_seconds: float = 30.0
+    body_rate: int = 8 << 20
     seconds: float = 600.0
     answer: int = 2048
     drain_seconds: float = 30.0
@@ -132,16 +135,30 @@ class Begun:
     with_usage: bool
 
 
-async def body_bytes(request: Request, limits: Limits, share: BodyShare) -> bytes:
-    """Read a body within the limits; ``share`` holds its bytes. ``ApiError``: it is too large, or too slow."""
+async def body_bytes(request: Request, limits: Limits, share: BodyShare, turn: asyncio.Lock | None = None) -> bytes:
+    """Read a body within the limits; ``share`` holds its bytes. ``ApiError``: it is too large, or too slow.
+
+    ``turn``: of a tenant whose large bodies are received one after another, at the rate of the limits.
+    """
     data = bytearray()
     try:
-        with anyio.fail_after(limits.body_seconds):
-            async for chunk in request.stream():
-                data += chunk
-                if len(data) > limits.body:
-                    raise ApiError(413, f"the body has more than {limits.body} bytes", code="body_too_large")
-                share.hold(len(data))
+        with anyio.fail_after(limits.body_seconds) as patience:
+            async with AsyncExitStack() as large:
+                async for chunk in request.stream():
+                    data += chunk
+                    if len(data) > limits.body:
+                        raise ApiError(413, f"the body has more than {limits.body} bytes", code="body_too_large")
+                    share.hold(len(data))
+                    if turn is not None and len(data) > SMALL:
+                        if len(data) - len(chunk) <= SMALL:
+                            patience.deadline = math.inf  # its own tenant keeps it waiting
+                            await large.enter_async_context(turn)
+                            patience.deadline = anyio.current_time() + limits.body_seconds
+                        # What is not taken waits in the system: an event loop that takes 300 MB a second has Python's
+                        # lock so often that others' answers take three times as long.
+                        paused = len(chunk) / limits.body_rate
+                        patience.deadline += paused
+                        await asyncio.sleep(paused)
     except TimeoutError:
         raise ApiError(408, f"the body took more than {limits.body_seconds:g} seconds") from None
     return bytes(data)
@@ -164,6 +181,8 @@ class Server:
         )
         self.begun = int(time.time())
         self.memory = BodyMemory(limits.bodies)
+        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        """Of tenants, to send a large body."""
         self.hurried = False
         """Whether the server ends at once, and waits for nothing."""
 
@@ -176,12 +195,12 @@ class Server:
 
         ``share`` holds its bytes, and then the memory of its prompts.
         """
+        name = self.tenant(request).name
         if not data:
             called = request.headers.get("content-type", "").partition(";")[0].strip().lower()
             if called not in BODY_TYPES:
                 raise ApiError(415, f"a body is application/json, got {called[:100]!r}", code="unsupported_media_type")
-            data = await body_bytes(request, self.limits, share)
-        name = self.tenant(request).name
+            data = await body_bytes(request, self.limits, share, self._turns[name] if name else None)
         found = await unless_left(request, self.texts.read(kind, data, self.bounds, name))
         share.hold(found.bytes)
         return found

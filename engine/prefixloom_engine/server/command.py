@@ -357,9 +357,13 @@ def _assembled(settings: ServeSettings, failed: Callable[[BaseException], None],
     running = numbers["max_running"]
     worker = EngineWorker(make, running + numbers["max_queue"], failed, ended, running=running, shares=access.shares)
     limits = Limits(
-        sizes["max_body"], sizes["max_bodies"], 30.0, numbers["timeout"], numbers["max_answer"], numbers["drain"],
-        numbers.get("context", 0),
-    )  # fmt: skip
+        body=sizes["max_body"],
+        bodies=sizes["max_bodies"],
+        seconds=numbers["timeout"],
+        answer=numbers["max_answer"],
+        drain_seconds=numbers["drain"],
+        context=numbers.get("context", 0),
+    )
     name = name_of(args)
     server = Server(worker, texts, access, limits, name, f"fp_{identity.digest[:12]}" if identity else "fp_unknown")
     routes = Admin(server, store).routes()
