@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from .cache.cache import Cache
-from .cache.explanation import Explanation, Finding
-from .cache.figures import Figure
-from .cache.history import Histogram, History, Loss
 from .cache.match_plan import MatchPlan
 from .cache.sequence import Sequence
-from .cache.stats import CacheStats, ComponentStats
 from .compose.entry import compose
 from .compose.needs import SequenceNeeds
 from .compose.registry import make_component, open_store
@@ -59,6 +55,10 @@ from .errors import (
     StorageError,
     WorkError,
 )
+from .insight.explanation import Explanation, Finding
+from .insight.figures import Figure
+from .insight.history import Histogram, History, Loss
+from .insight.stats import CacheStats, ComponentStats
 from .operations.insert import Inserted
 from .operations.lease import Lease
 from .operations.tier_answers import Restored, TierStats

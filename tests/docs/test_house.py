@@ -17,8 +17,8 @@ import pytest
 from tests.support.places import ROOT
 
 CORE = (
-    "errors", "connections", "storage", "contract", "device", "tree", "operations", "cache", "tiers", "compose", "lab",
-    "testing", "cli",
+    "errors", "connections", "storage", "contract", "device", "tree", "operations", "insight", "cache", "tiers",
+    "compose", "lab", "testing", "cli",
 )  # fmt: skip
 """The rooms of the core from the lowest up. Each may import all below it."""
 PACKAGES: dict[str, Path] = {

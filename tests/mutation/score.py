@@ -30,7 +30,7 @@ AREAS = (
     Area("tiers", ("core/prefixloom/tiers",), 95, 14),
     Area("store", ("plugins/hicache", "core/prefixloom/storage"), 95, 13),
     Area("device", ("core/prefixloom/device",), 90, 10),
-    Area("cache", ("core/prefixloom/cache",), 90, 6),
+    Area("cache", ("core/prefixloom/cache", "core/prefixloom/insight"), 90, 6),
     Area("contract", ("core/prefixloom/contract", "core/prefixloom/errors"), 90, 5),
     Area("compose", ("core/prefixloom/compose",), 90, 5),
     Area("engine", ("engine",), 90, 8),

@@ -15,8 +15,8 @@ import torch
 
 from prefixloom import AdmissionPolicy
 from prefixloom.cache.cache import Cache
-from prefixloom.cache.debug import Debug
 from prefixloom.cache.sequence import Sequence
+from prefixloom.insight.debug import Debug
 from prefixloom.testing.inside.witness import Witness
 from prefixloom.testing.toy import COMPOSITIONS, ToyModel, composition
 from tests.support.sampling import slow

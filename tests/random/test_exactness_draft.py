@@ -15,8 +15,8 @@ import torch
 
 from prefixloom import Buffer, Component, CompositionError, Manifest, Path, ProtocolError
 from prefixloom.cache.cache import Cache
-from prefixloom.cache.debug import Debug
 from prefixloom.cache.sequence import Sequence
+from prefixloom.insight.debug import Debug
 from prefixloom.testing.inside.witness import Witness
 from prefixloom.testing.toy import composition
 from prefixloom.testing.toy.draft import DraftedModel

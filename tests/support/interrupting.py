@@ -15,7 +15,7 @@ from typing import Any
 
 import prefixloom
 import prefixloom_hicache
-from prefixloom.cache import debug
+from prefixloom.insight import debug
 
 CORE = str(File(prefixloom.__file__).parent)
 PLUGINS = str(File(prefixloom_hicache.__file__).parent)

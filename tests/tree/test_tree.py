@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from prefixloom import CapacityError, Chunk, InvariantError, Path, Point, Sinks, Window
-from prefixloom.cache.debug import Debug
 from prefixloom.contract.policy import BUILT_IN
+from prefixloom.insight.debug import Debug
 from prefixloom.tree.radix import Node, Tree
 from tests.support.helpers import (
     cache_of,

@@ -19,6 +19,11 @@ from ..device.pool import Pool
 from ..device.timeline import MOST as MOST_ACTIVITIES
 from ..device.timeline import Timeline
 from ..errors import InputError, ProtocolError
+from ..insight.explanation import Explanation, explain
+from ..insight.figures import Figure, figures_of
+from ..insight.history import MOST as HISTORY
+from ..insight.history import History
+from ..insight.stats import CacheStats, cache_stats
 from ..operations.insert import Inserted, insert, lend, take_back
 from ..operations.lease import Lease, acquire, drop_namespace
 from ..operations.match import Extra, ask, current, find
@@ -33,14 +38,9 @@ from ..tree.expiries import check_until, is_time
 from ..tree.journal import MOST, Change, Journal, contents
 from ..tree.keys import namespace_of
 from ..tree.radix import FOREVER
-from .explanation import Explanation, explain
-from .figures import Figure, figures_of
-from .history import MOST as HISTORY
-from .history import History
 from .match_plan import MatchPlan
 from .sequence import Sequence
 from .session import SessionPlugin, open_session
-from .stats import CacheStats, cache_stats
 
 
 class Cache:

@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 
 from ..cache.cache import Cache
-from ..cache.debug import Debug
 from ..contract.composition import Composition, Part
 from ..contract.policy import serving
 from ..contract.queues import Queue
@@ -21,6 +20,7 @@ from ..device.flight import Flight
 from ..device.handles import Dropped
 from ..device.pool import DebugPool, Pool
 from ..errors import CompositionError
+from ..insight.debug import Debug
 from ..operations.plugin_calls import PluginCalls
 from ..operations.state import Core, Hold, Shape
 from ..operations.tables import Tables

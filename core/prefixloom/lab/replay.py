@@ -20,11 +20,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Literal
 
 from ..cache.cache import Cache
-from ..cache.explanation import Explanation
 from ..cache.match_plan import MatchPlan
 from ..cache.sequence import Sequence
-from ..cache.stats import CacheStats
 from ..errors import CapacityError, InputError
+from ..insight.explanation import Explanation
+from ..insight.stats import CacheStats
 from ..tree.keys import TOKEN_LIMIT, Tokens
 from .outcome import GONE, NEW, ROUNDED, PoolUse, ReplayOutcome, Tally
 from .seen import SeenPrefixes

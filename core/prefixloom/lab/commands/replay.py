@@ -11,9 +11,9 @@ from typing import Any
 
 import attrs
 
-from ...cache.explanation import Explanation
 from ...compose.sizing import size_text
 from ...errors import InputError
+from ...insight.explanation import Explanation
 from ..beside.side_by_side import table
 from ..beside.sides import check_beside, replay_beside
 from ..outcome import ReplayOutcome, columns

@@ -27,12 +27,12 @@ from types import TracebackType
 from typing import IO, Any, Literal
 
 from ...cache.cache import Cache
-from ...cache.explanation import Explanation
 from ...cache.match_plan import MatchPlan
 from ...cache.sequence import Sequence
 from ...compose.registry import default_registry
 from ...contract.identity import means
 from ...errors import CapacityError, CompositionError, InputError, ProtocolError
+from ...insight.explanation import Explanation
 from ...operations.match import Extra
 from ...operations.state import Match
 from ...operations.step import Step

@@ -15,15 +15,15 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ...cache import debug
 from ...cache.cache import Cache
-from ...cache.debug import Debug
 from ...cache.match_plan import MatchPlan
 from ...cache.sequence import Sequence
 from ...contract.queues import SortedQueue
 from ...device.flight import Flight, Work
 from ...device.pool import Pool
 from ...device.streams import Stream
+from ...insight import debug
+from ...insight.debug import Debug
 from ...operations.lease import Lease
 from ...operations.match import limit_of
 from ...operations.state import Core, Hold, Match, Running

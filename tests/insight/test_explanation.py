@@ -26,7 +26,7 @@ from prefixloom import (
     Window,
     hookimpl,
 )
-from prefixloom.cache.history import AGES, Histogram, Lost, Paths
+from prefixloom.insight.history import AGES, Histogram, Lost, Paths
 from prefixloom.storage import Refused
 from prefixloom.tree.keys import encode
 from prefixloom_hicache import HostTier, MemoryBackend
