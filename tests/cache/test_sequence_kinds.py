@@ -202,19 +202,7 @@ def test_a_branch_is_offered_where_a_state_is_missing() -> None:
         assert sequence.branch == plan.branch
 
 
-# ---------------------------------------------------------------- not shared, replayed
-
-
-def test_what_is_not_shareable_never_enters_the_tree_and_is_given_back() -> None:
-    cache = cache_of(part("path", Path()), part("ring", Window(10), shareable=False))
-    with cache.open(TOKENS) as sequence:
-        finish(sequence)
-        sequence.publish()
-        assert cache.stats().components["ring"].cached == 0
-        assert sequence.owned("ring") == 3
-        assert sequence.owned("path") == 0
-    assert cache.stats().components["ring"].free == 64
-    settle(cache)
+# ---------------------------------------------------------------- replayed
 
 
 class Nothing(Reach):

@@ -61,7 +61,7 @@ def test_a_single_path_component_becomes_a_composition_with_the_defaults(monkeyp
     (part,) = composition.parts
     assert attrs.asdict(part, recurse=False, filter=lambda field, _: field.name not in ("hooks", "origin")) == {
         "name": "whole", "component": whole, "manifest": whole.manifest, "reach": Path(), "unit": "page",
-        "page_tokens": 16, "capacity": 63, "attach": "share", "admission": None,
+        "page_tokens": 16, "capacity": 63, "admission": None,
             "running": 0,
     }  # fmt: skip
     assert part.origin == "passed to compose, class prefixloom.contract.values.Component"
@@ -69,7 +69,7 @@ def test_a_single_path_component_becomes_a_composition_with_the_defaults(monkeyp
 
 def test_a_state_has_no_pages_and_is_copied() -> None:
     part = composed(paths(), state()).parts[1]
-    assert (part.unit, part.page_tokens, part.attach) == ("boundary", 0, "copy")
+    assert (part.unit, part.page_tokens) == ("boundary", 0)
 
 
 def test_a_composition_and_its_parts_are_frozen() -> None:
@@ -221,25 +221,7 @@ def test_an_unknown_component_of_a_profile_is_refused() -> None:
     refused("no installed distribution offers a component named 'nowhere'", model=Profile([ComponentSpec("nowhere")]))
 
 
-def test_a_requirement_is_met_by_another_components_name_or_by_what_it_provides() -> None:
-    composed(paths("keys", requires={"whole"}), paths())
-    composed(paths("keys", requires={"indexer"}), paths(provides={"indexer"}))
-    told = refused(r"component 'keys' .*requires 'indexer', and no other", paths("keys", requires={"indexer"}), paths())
-    assert "there: whole" in told
-
-
-def test_a_component_cannot_meet_its_own_requirement() -> None:
-    refused("requires 'self'", paths("self", requires={"self"}), paths())
-    refused("requires 'extra'", paths("whole", requires={"extra"}, provides={"extra"}))
-
-
 # ---------------------------------------------------------------- facts
-
-
-def test_attach_follows_from_the_unit_and_may_be_said() -> None:
-    composed(paths(attach="share"), state(attach="copy"))
-    refused("component 'whole' .*attach='copy' is for states", paths(attach="copy"))
-    refused("attach='share' is impossible for a state.*in\\s+place", state(attach="share"))
 
 
 def test_a_unit_of_no_known_name_is_refused() -> None:
@@ -251,10 +233,6 @@ def test_a_unit_of_no_known_name_is_refused() -> None:
 
 def test_pages_that_should_rest_in_another_form_are_refused() -> None:
     refused("stored_as is for states. Pages on the device are read in place", paths(stored_as=Codec("int8")))
-
-
-def test_what_is_not_shareable_is_accepted() -> None:
-    assert not composed(paths(shareable=False)).parts[0].manifest.shareable
 
 
 def test_token_facts_of_a_state_are_refused() -> None:
@@ -382,19 +360,6 @@ def test_a_policy_is_built_in_installed_or_an_object() -> None:
     assert composed(paths(), policy="mine", registry=Registry([Offering("policy:mine", paths)])).policy is mine
     refused("offers a policy named 'random'.*Built in: lru, ", paths(), policy="random")
     refused("policy must be a name or an EvictionPolicy, got 3", paths(), policy=3)
-
-
-def test_a_set_with_which_nothing_can_ever_hit_is_said_aloud(caplog: pytest.LogCaptureFixture) -> None:
-    composition = composed(paths(), windowed("ring", 8, shareable=False), capacity=1000)
-    assert [warning for warning in composition.warnings if "no prefix will ever hit" in warning and "'ring'" in warning]
-    assert "no prefix will ever hit" in caplog.text
-    assert composed(paths(), windowed("ring", 1, shareable=False), capacity=1000).warnings == ()
-
-
-def test_what_needs_nothing_at_some_boundaries_can_hit_there_and_nothing_is_said() -> None:
-    chunked = Component("chunked", Manifest(ONE_BYTE), Chunk(100))
-    own = Component("own", Manifest(ONE_BYTE, shareable=False), Chunk(100))
-    assert composed(paths(), own, capacity=1000).warnings == composed(paths(), chunked, capacity=1000).warnings == ()
 
 
 def test_a_component_type_whose_make_takes_no_name_is_refused() -> None:

@@ -92,13 +92,6 @@ def test_a_reach_that_is_never_released_early_is_held_whole_while_running() -> N
     assert "4 running x 1,000 tokens, " in composed(weighed(Bare()), memory=1 << 20, traffic=TRAFFIC).sizing[1]
 
 
-def test_what_is_never_shared_is_not_cached() -> None:
-    own = weighed(Window(9), 1, "own", shareable=False)
-    composition = composed(paths(), own, weighed(Point(), 1, "ring", shareable=False), memory=100_000, traffic=TRAFFIC)
-    assert composition.parts[1].capacity == 4 * (-(-(8 + 100 + 16) // 16) + 1)
-    assert composition.parts[2].capacity == 4 + 1
-
-
 def test_a_model_of_many_windows_keeps_far_more_than_with_the_same_tokens_for_all() -> None:
     """gpt-oss: half of the layers see 128 tokens; with equal pools half of the memory would hold what nobody needs."""
     half = Buffer("kv", (16, 64), "bfloat16", range(18))
@@ -190,7 +183,6 @@ STATES_OF_ONE: list[tuple[dict[str, Any], int, int, str]] = [
         "1 that runs + 2 of the single tokens of a step (max_rewind=1) + 2 kept on the way (checkpoint_every), and one "
         "to copy into",
     ),
-    ({"shareable": False, "max_rewind": 2}, 2, 4, "1 that runs + 3 of the single tokens of a step (max_rewind=2)"),
 ]  # fmt: skip
 
 
@@ -224,17 +216,16 @@ def test_with_the_number_needed_a_sequence_runs_and_its_state_is_kept(
         max_rewind=rewind,
         debug=True,
     )
-    shareable = facts.get("shareable", True)
     for length, hit in ((8, 0), (16, 8), (24, 16)):
         with cache.open([*range(length), 99], leave=1) as sequence:
-            assert sequence.ready == (hit if shareable else 0)
+            assert sequence.ready == hit
             for end in (length, length + 1):
                 sequence.grow(end - sequence.reserved)
                 with cache.step([sequence]) as step:
                     step.run_ops()
                 if end == length:
                     sequence.publish()
-        assert cache.stats().components["state"].cached >= shareable
+        assert cache.stats().components["state"].cached
     assert cache.stats().components["state"].running == 0
 
 
@@ -283,7 +274,6 @@ def test_a_traffic_whose_prompts_are_all_shared_still_gets_room() -> None:
     assert all(part.capacity > 0 for part in composition.parts)
     assert cost(composition) <= 100_000
     assert capacities(composed(paths(), memory=1600, traffic=alike)) == [100]
-    assert capacities(composed(weighed(Point(), shareable=False), memory=1600, traffic=alike)) == [3]
 
 
 @pytest.mark.parametrize(

@@ -65,22 +65,6 @@ def case_of(name: str) -> ComponentCase:
 # ---------------------------------------------------------------- what stands beside it
 
 
-def test_what_a_component_requires_stands_beside_it_and_limits_nothing() -> None:
-    bench = Bench(ComponentCase(lambda: Component("subject", Manifest([K, V], requires=["kv", "index"]), Path())))
-    assert [part.name for part in bench.parts] == ["subject", "index", "kv"]
-    run = bench.open(range(8))
-    bench.run(run, 8)
-    run.sequence.close()
-    bench.cache.evict({"kv": 99, "index": 99})
-    assert bench.cache.peek(range(9)) == 8
-
-
-def test_what_another_provides_gets_no_stand_in() -> None:
-    component = Component("subject", Manifest([K, V], requires=["beside_path"]), Window(W))
-    bench = Bench(ComponentCase(lambda: component), ("path",))
-    assert [part.name for part in bench.parts] == ["subject", "beside_path"]
-
-
 @pytest.mark.parametrize("write", ["through", "selective", "back"])
 def test_what_the_device_lost_comes_back_from_the_tier(write: Any) -> None:
     again = [("open", (range(44),)), ("close", 0)]
@@ -373,12 +357,6 @@ def test_what_never_hits_is_broken_and_the_hook_is_named() -> None:
         check_component(
             lambda: Rejects("subject", KV, Point()), Truth(), laws=[LAW["law_what_was_served_is_found_again"]]
         )
-
-
-def test_what_is_not_shared_never_hits_and_costs() -> None:
-    case = ComponentCase(lambda: Component("subject", Manifest([K, V], shareable=False), Window(W)))
-    found = verdict(LAW["law_what_was_served_is_found_again"], case)
-    assert found.status == "wasteful" and "it is not shareable, and resuming needs what it stores" in found.told
 
 
 @pytest.mark.parametrize(

@@ -29,9 +29,9 @@ ROWS = "what the core's own reaches answer: tests/docs/test_docs.py has the row,
 POLICIES = PolicyCase(lambda: EvictionPolicy("any", key=lambda use: 0)).laws
 ADMISSIONS = AdmissionCase(lambda: AdmissionPolicy("any")).laws
 UNPROVED: dict[str, str] = {
-    **dict.fromkeys(("M15", "R16"), COMPOSE),
-    "M11": "told to the engine; nothing is derived from it yet",
-    "M19": "of a store behind a tier: tests/tiers/test_store.py",
+    **dict.fromkeys(("R16",), COMPOSE),
+    "M9": "told to the engine; nothing is derived from it yet",
+    "M15": "of a store behind a tier: tests/tiers/test_store.py",
     **dict.fromkeys(("R4", "R5", "R6", "R7", "R8"), ROWS),
     **dict.fromkeys(("O1", "O2", "O4", "O5", "O7", "O8", "O9", "O10", "O11", "O12", "O13", "O25", "O26"), REGISTRY),
     **dict.fromkeys(("O21", "O22", "O23"), SESSIONS),

@@ -84,7 +84,7 @@ def killed_by(killer: Killer) -> str:
         from prefixloom.testing.laws import machine
         from tests.support.broken import BROKEN, ORIGINALS
 
-        machine.shrink = lambda arena, ops, limit: list(ops)  # whether it is found is asked here, not how short
+        machine.shrink = lambda arena, ops, **_: list(ops)  # whether it is found is asked here, not how short
         outcomes.shrunk = lambda case, script, *_: list(script)
         made = {broken.mistake: (broken.make, broken.truth) for broken in BROKEN} | ORIGINALS
         (law,) = [law for law in conformance.LAWS if conformance.name_of(law) == name]

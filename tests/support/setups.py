@@ -227,8 +227,6 @@ def setups() -> dict[str, Setup]:
             parts(Path(), Window(9), Point(), a={"page_size": 8}, b={"page_size": 2}), tokens=96, slots=8
         ),
         "pages of 1 and 4": make(parts(Path(), Path(), b={"page_size": 1}), policy="slru", own={"b": 56}),
-        "not shareable": make(parts(Path(), Window(1), b={"shareable": False}), own={"b": 96}),
-        "not shareable path": make(parts(Window(6), Path(), Point(), b={"shareable": False}), own={"b": 96}),
         "states to rewind to": make(parts(Path(), Point(), b={"max_rewind": 3}), max_rewind=3, slots=20),
         "window and states to rewind to": make(
             parts(Window(6), Point(), b={"max_rewind": 2}), max_rewind=2, slots=18, page=1, tokens=44

@@ -15,7 +15,6 @@ from prefixloom import (
     Point,
     ProtocolError,
     TierManifest,
-    Window,
     compose,
 )
 from prefixloom.contract.manifest import LAYOUTS
@@ -295,27 +294,8 @@ def test_an_impossible_tier_is_refused(tier: Any, message: str) -> None:
 
 
 def test_a_tier_needs_something_to_hold() -> None:
-    with pytest.raises(CompositionError, match="no component of this composition shares anything"):
-        tiered(part("path", Path(), shareable=False))
     with pytest.raises(CompositionError, match="a cache needs at least one component"):
         compose(None, plugins=[HostTier(TierManifest(capacity=64))], capacity=64)
-
-
-def test_what_is_not_shared_is_not_below() -> None:
-    cache = tiered(part("path", Path()), part("own", Window(0 + 8), shareable=False))
-    serve(cache, range(40))
-    assert set(cache.stats().tier.capacity) == {"path"}  # type: ignore[union-attr]
-
-
-@pytest.mark.parametrize("reach", [Window(9), Point()])
-def test_beside_a_component_that_shares_nothing_a_tier_restores_nothing(reach: Any) -> None:
-    cache = tiered(part("path", Path()), part("own", reach, shareable=False))
-    serve(cache, range(40))
-    cache.evict(1000)
-    assert cache.stats().tier.cached == {"path": 10}  # type: ignore[union-attr]
-    with cache.open(range(44)) as sequence:
-        assert sequence.restore().ready == 0
-    settle(cache)
 
 
 def test_opening_in_a_full_cache_with_a_tier_is_refused_as_without() -> None:

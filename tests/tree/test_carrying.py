@@ -80,21 +80,6 @@ def test_what_arrived_is_handed_over_without_what_is_absent(debug: bool) -> None
 
 
 @WAYS
-def test_what_is_not_shared_stays_with_the_sequence(debug: bool) -> None:
-    cache = cache_of(part("path", Path()), part("window", Window(10), shareable=False), debug=debug)
-    lane = cache.core.shape.lane("window")
-    with cache.open(range(61)) as sequence:
-        for upto in range(4, 64, 4):
-            run(sequence, upto - sequence.reserved)
-            sequence.publish()
-            pages = sequence.pages("window")
-            assert -1 not in pages[max(0, upto - 9) // 4 :], "what the next token reads"
-            assert len(set(pages) - {-1}) == lane.owned(sequence.running.holding("window")[1]), "and it is its own"
-            owners(cache, [sequence])
-    settle(cache)
-
-
-@WAYS
 def test_another_has_published_the_same(debug: bool) -> None:
     cache = window_of(10, debug, Path())
     first, second = cache.open(range(61)), cache.open(range(61))

@@ -146,34 +146,11 @@ def _candidate(instance: Any, origin: str) -> Candidate | TierCandidate:
     return Candidate(instance.name, instance, instance.manifest, instance.reach, origin)
 
 
-def check_requirements(candidates: Sequence[Candidate]) -> None:
-    """Refuse components whose ``requires`` no other component provides."""
-    for candidate in candidates:
-        others = [other for other in candidates if other is not candidate]
-        offered = {other.name for other in others}.union(*(other.manifest.provides for other in others))
-        missing = sorted(candidate.manifest.requires - offered)
-        if missing:
-            raise CompositionError(
-                f"{candidate} requires {', '.join(map(repr, missing))}, and no other component of this composition is "
-                f"named so or provides it (there: {', '.join(sorted(offered)) or 'nothing'}). Add one to the profile"
-            )
-
-
 def check_supported(candidate: Candidate) -> None:
     """Refuse a component with a manifest that its reach does not allow, or a reach with impossible answers."""
     manifest, reach = candidate.manifest, candidate.reach
     if reach.unit not in ("page", "boundary"):
         raise CompositionError(f"{candidate}: reach.unit must be 'page' or 'boundary', got {reach.unit!r}")
-    if candidate.unit == "page" and manifest.attach == "copy":
-        raise CompositionError(
-            f"{candidate}: attach='copy' is for states; what belongs to token positions is never written again, so "
-            f"it is read in place. Leave attach out, or say 'share'"
-        )
-    if candidate.unit == "boundary" and manifest.attach == "share":
-        raise CompositionError(
-            f"{candidate}: attach='share' is impossible for a state: a running sequence writes its state slot in "
-            f"place, and would overwrite what others share. Leave attach out, or say 'copy'"
-        )
     if manifest.stored_as is not None:
         if candidate.unit == "page":
             raise CompositionError(
@@ -197,20 +174,6 @@ def check_supported(candidate: Candidate) -> None:
             f"{candidate}: replay={manifest.replay} rebuilds its data in place of keeping it, and its reach "
             f"{reach!r} needs data nevertheless. Give it a reach that needs nothing, or no replay"
         )
-
-
-def certain_misses(candidates: Sequence[Candidate]) -> tuple[str, ...]:
-    """Warnings about components with which no match can ever hit. They are allowed."""
-    return tuple(
-        f"{candidate} is not shareable and needs {candidate.reach!r} to resume: no prefix will ever hit with it"
-        for candidate in candidates
-        if not candidate.manifest.shareable and (candidate.unit == "boundary" or _needs_data_everywhere(candidate))
-    )
-
-
-def _needs_data_everywhere(candidate: Candidate) -> bool:
-    """Whether a reach needs something at every boundary. A chunk, for one, needs nothing where the next one begins."""
-    return all(any(lo < hi for lo, hi in candidate.reach.needs(n)) for n in (*range(1, 1024), *PROBES[1:]))
 
 
 def _needs_data(candidate: Candidate) -> bool:

@@ -33,8 +33,6 @@ from .build import build
 from .capabilities import (
     Candidate,
     TierCandidate,
-    certain_misses,
-    check_requirements,
     check_supported,
     gather,
     page_sizes,
@@ -186,7 +184,6 @@ def negotiate(
     registry = default_registry() if registry is None else registry
     profile = resolve_profile(Profile(()) if model is None else model, registry, serve)
     candidates, below = gather(profile, plugins, registry)
-    check_requirements(candidates)
     for candidate in candidates:
         check_supported(candidate)
     asked_page = profile.page_size if page_size is None else page_size
@@ -200,8 +197,7 @@ def negotiate(
     mix = _traffic(traffic, max_running)
     demands = {c.name: _demand(c, pages[c.name], mix, rewind, layout) for c in candidates}
     sizes, sizing = _sizes(tuple(demands.values()), page, capacity, memory, mix, rewind)
-    warnings = (*profile.warnings, *certain_misses(candidates))
-    for warning in warnings:
+    for warning in profile.warnings:
         log.warning("%s", warning)
     everything: list[Candidate | TierCandidate] = [*candidates, *([] if below is None else [below])]
     manager = make_manager({c.name: c.component for c in everything}, {c.name: c.origin for c in everything})
@@ -223,7 +219,7 @@ def negotiate(
         tracing=tracing,
         manager=manager,
         sizing=sizing + (() if tier is None else tier.sizing),
-        warnings=warnings,
+        warnings=profile.warnings,
         tier=tier,
     )
 
@@ -237,7 +233,6 @@ def _part(candidate: Candidate, demand: Demand, capacity: int, hooks: Hooks, adm
         unit=candidate.unit,
         page_tokens=demand.page_tokens,
         capacity=capacity,
-        attach="share" if candidate.unit == "page" else "copy",
         hooks=hooks,
         origin=candidate.origin,
         admission=admission,

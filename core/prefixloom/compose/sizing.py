@@ -152,7 +152,7 @@ class Demand:
 
     def states_needed(self, running: int, max_rewind: int) -> int:
         """The state slots with which so many sequences can run, and one more state can be cached."""
-        return running * self.states_of_one(max_rewind) + self.manifest.shareable
+        return running * self.states_of_one(max_rewind) + 1
 
     def states_in_words(self, running: int, max_rewind: int) -> str:
         """The parts of ``states_needed``, in words."""
@@ -160,7 +160,7 @@ class Demand:
         text = " + ".join(parts)
         if running > 1:
             text = f"{self.states_of_one(max_rewind)} each" + (f" ({text})" if len(parts) > 1 else "")
-        return f"{text}, and one to copy into" if self.manifest.shareable else text
+        return f"{text}, and one to copy into"
 
 
 # ---------------------------------------------------------------- sizes from tokens
@@ -390,15 +390,13 @@ def _most(fits: Callable[[int], bool], low: int) -> int:
 def _share(demand: Demand, page: int, traffic: Traffic, max_rewind: int) -> Share:
     if not demand.page_tokens:
         return _state_share(demand, traffic, max_rewind)
-    if demand.reach.closed_upward and demand.manifest.shareable:
+    if demand.reach.closed_upward:
         return Share(demand, True, 0, 0, 0, "")
     length, own = traffic.length, demand.page_tokens
     needed = reach_tokens(demand.reach, length)
     early = not math.isinf(demand.reach.until(length))
     most = min(length, needed + traffic.chunk + page + max_rewind) if early else length
     running = -(-most // own) + 1
-    if not demand.manifest.shareable:
-        return Share(demand, False, running, 0, 0, f"{traffic.running} running x {most:,} tokens, and none is cached")
     words = f"{traffic.running} running x {most:,} tokens"
     if early and most < length:
         words += f" ({needed:,} that it reaches, {traffic.chunk:,} of a step, a page)"
@@ -414,8 +412,6 @@ def _state_share(demand: Demand, traffic: Traffic, max_rewind: int) -> Share:
         kept = max(1, (traffic.length - traffic.common) // manifest.checkpoint_every)
     if manifest.states_per_path is not None:
         kept = min(kept, manifest.states_per_path)
-    if not manifest.shareable:
-        return Share(demand, False, each, 0, 1, f"{traffic.running} running x {each}, 1 spare, and none is cached")
     shared = 1 if traffic.common else 0
     words = f"{traffic.running} running x {each}, 1 to copy into, {{cached}} cached paths x {kept}"
     return Share(demand, False, each + kept - 1, kept, 1 + shared, words + ", 1 for what is shared" * shared)

@@ -52,7 +52,7 @@ def _agreed(candidate: TierCandidate, sizes: Mapping[str, int]) -> Mapping[str, 
 
 
 def _is_cached(manifest: Manifest) -> bool:
-    return manifest.shareable and not manifest.replay
+    return not manifest.replay
 
 
 def _stored(demand: Demand, layout: Layout) -> Demand:

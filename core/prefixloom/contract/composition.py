@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import attrs
 import pluggy
@@ -29,8 +29,6 @@ from .values import (
     WalkView,
 )
 
-Attach = Literal["share", "copy"]
-
 
 @attrs.frozen
 class Part:
@@ -47,7 +45,6 @@ class Part:
     unit: Unit
     page_tokens: int
     capacity: int
-    attach: Attach
     hooks: Hooks
     origin: str = ""
     admission: AdmissionPolicy | None = None

@@ -70,10 +70,6 @@ def _ints(values: Iterable[int]) -> tuple[int, ...]:
     return tuple(values)
 
 
-def _names(values: Iterable[str]) -> frozenset[str]:
-    return frozenset(values)
-
-
 def _buffers(values: Iterable[Buffer]) -> tuple[Buffer, ...]:
     if isinstance(values, Buffer):
         raise CompositionError("a manifest takes a sequence of buffers: write [Buffer(...)]")
@@ -130,8 +126,6 @@ class Manifest:
     ``page_size``        tokens of a page, if the component needs its own; None: the composition's
     ``grid``             content is exact, or can be checkpointed, at multiples of this number of tokens
     ``lookahead``        number of tokens past b on which the content of [.., b) depends
-    ``shareable``        False: never in the tree, but pooled, rewound and handed over
-    ``attach``           "share": a match reads in place; "copy": a match copies, and pins the source until the copy ran
     ``max_rewind``       tokens that can be taken back; None: as many as are not yet published
     ``checkpoint_every`` boundary components: tokens between two checkpoints of a running sequence; 0: only the state
                          at the end is kept
@@ -139,8 +133,6 @@ class Manifest:
     ``placement``        "sharded" or "replicated" over tensor and context parallel ranks
     ``stored_as``        a codec for content in the tree and in lower tiers
     ``replay``           number of tokens to recompute before a boundary, for a component without a reach
-    ``requires``         names that another component of the composition must have or provide
-    ``provides``         capabilities that this component adds, beside its name
     ``version``          version of the content of a slot; a store's records of another version are not read
     ``admission``        boundary components: an admission policy or its name; None: the composition's
     """
@@ -150,16 +142,12 @@ class Manifest:
     page_size: int | None = None
     grid: int = attrs.field(default=1, validator=_whole(1))
     lookahead: int = attrs.field(default=0, validator=_whole(0))
-    shareable: bool = True
-    attach: Literal["share", "copy"] | None = None
     max_rewind: int | None = None
     checkpoint_every: int = attrs.field(default=0, validator=_whole(0))
     states_per_path: int | None = None
     placement: Literal["sharded", "replicated"] = "sharded"
     stored_as: Codec | None = None
     replay: int = attrs.field(default=0, validator=_whole(0))
-    requires: frozenset[str] = attrs.field(factory=frozenset, converter=_names)
-    provides: frozenset[str] = attrs.field(factory=frozenset, converter=_names)
     admission: str | AdmissionPolicy | None = None
     version: int = attrs.field(default=1, validator=_whole(0))
 
@@ -169,8 +157,6 @@ class Manifest:
             raise CompositionError("a manifest needs at least one buffer")
         if len(set(names)) != len(names):
             raise CompositionError(f"buffer names must differ, got {names}")
-        if self.attach not in (None, "share", "copy"):
-            raise CompositionError(f"attach must be 'share' or 'copy', got {self.attach!r}")
         if self.placement not in ("sharded", "replicated"):
             raise CompositionError(f"placement must be 'sharded' or 'replicated', got {self.placement!r}")
         if self.admission is not None and not isinstance(self.admission, str | AdmissionPolicy):

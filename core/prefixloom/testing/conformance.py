@@ -173,9 +173,6 @@ def untested(case: ComponentCase) -> list[str]:
     out += [f"some orders of steps ({told})" for told in case.memo.get("orders", ())]
     if case.truth.layers is None:
         out.append("the arithmetic of the layers: give them in the Truth (layers=...), and the kit runs them")
-    if case.manifest.requires:
-        names = ", ".join(map(repr, sorted(case.manifest.requires)))
-        out.append(f"it beside the real {names}: stand-ins of this name are composed with it, which need nothing")
     if "config" in case.memo:
         out.append(f"what it makes of a model's config: {case.memo['config']}")
     if "other processes" in case.memo:

@@ -83,7 +83,7 @@ class Lane(Generic[C, H]):
         self.recorder: Recorder | None = None
         """Who is told of each change of a cell; None where nobody follows the cache."""
         self.replay = part.manifest.replay
-        self.shared = part.manifest.shareable and not self.replay  # what is rebuilt is not worth keeping
+        self.shared = not self.replay  # what is rebuilt is not worth keeping
 
     def reset(self) -> None:
         """A flush: nothing is cached or leased, the queue is new."""

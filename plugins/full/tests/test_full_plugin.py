@@ -107,7 +107,7 @@ def test_it_overrides_no_hook(registry: Registry) -> None:
 def test_a_llama_is_one_component(registry: Registry) -> None:
     composition = composed(LLAMA, registry)
     (part,) = composition.parts
-    assert (composition.name, part.name, part.unit, part.attach) == ("llama", "full", "page", "share")
+    assert (composition.name, part.name, part.unit) == ("llama", "full", "page")
     assert isinstance(part.component, FullComponent)
     assert buffers(part.component) == {"k": (2, 16), "v": (2, 16)}
     assert part.manifest.buffers[0].layers == (0, 1, 2, 3)

@@ -52,7 +52,7 @@ def test_keys_and_values_are_one_buffer_each_over_all_layers() -> None:
     keys, values = swa.manifest.buffers
     assert (keys.name, keys.shape, keys.dtype, keys.layers) == ("k", (2, 16), "bfloat16", (0, 2, 4))
     assert (values.name, values.shape, dict(values.shared)) == ("v", (2, 8), {5: 4})
-    assert (swa.manifest.page_size, swa.manifest.placement, swa.manifest.attach) == (2, "sharded", None)
+    assert (swa.manifest.page_size, swa.manifest.placement) == (2, "sharded")
     assert swa.manifest.slot_bytes == (2 * 16 + 2 * 8) * 2 * 3
 
 

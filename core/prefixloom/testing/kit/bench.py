@@ -61,12 +61,6 @@ STATES = {"state", "checkpoints"}
 """The companions that are states."""
 
 
-def stand_ins(manifest: Manifest, others: Sequence[Any]) -> list[Component]:
-    """Return a component for each requirement of a manifest that no other has or provides. It needs nothing itself."""
-    offered = {other.name for other in others}.union(*(other.manifest.provides for other in others))
-    return [Component(name, KV, Window(1)) for name in sorted(manifest.requires - offered)]
-
-
 SMALL = 16
 """The largest pages and grids where only orders and sets are of interest."""
 
@@ -226,7 +220,6 @@ class Bench:
         manifest = self.spy.manifest
         subject = Component(component.name, manifest, component.reach) if plain else self.spy
         others = [companions()[name] for name in beside]
-        others += stand_ins(manifest, others)
         self.rewind = depth(case, beside) if rewind is None else rewind
         every = case.page_size if page is None else page
         own = manifest.page_size or every
@@ -325,7 +318,7 @@ class Bench:
                 run.written[part.name] = run.begun[part.name] = max(0, ready - replay) // group * group
             if not part.page_tokens:
                 run.states[part.name] = ids[ready]
-            elif part.manifest.shareable and not replay:
+            elif not replay:
                 self._lists_what_it_needs(run, part)
         return run
 
@@ -429,7 +422,7 @@ class Bench:
         puts = []
         for entry in range(begin, end // group):
             index = entry * group // page
-            shared = part.manifest.shareable and not part.manifest.replay
+            shared = not part.manifest.replay
             if shared and entry * group < run.sequence.published:
                 continue  # the entry belongs to the tree; content that was inexact there stays so
             said = "the tokens up to %s are computed, and page %s of %s has no slot to write to"
@@ -544,9 +537,7 @@ def _prefix_length(run: BenchSequence, number: int) -> str:
 
 def composed_as_it_is(case: ComponentCase) -> None:
     """Compose a small cache of the component itself, without a spy, so that an error names the component's class."""
-    component = made(case)
-    plugins = [component, *stand_ins(component.manifest, ())]
-    compose(None, plugins=plugins, page_size=case.page_size, capacity=8192, max_running=4)
+    compose(None, plugins=[made(case)], page_size=case.page_size, capacity=8192, max_running=4)
 
 
 def depth(case: ComponentCase, beside: Sequence[str] = ()) -> int:

@@ -108,7 +108,7 @@ class ComponentCase:
     @property
     def is_cached(self) -> bool:
         """Whether anything of it is ever in the tree."""
-        return self.manifest.shareable and not self.manifest.replay
+        return not self.manifest.replay
 
     @property
     def believed(self) -> tuple[str, ...]:

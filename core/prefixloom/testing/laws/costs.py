@@ -22,7 +22,7 @@ LONG = (64, 256, 1024)
 def law_what_was_served_is_found_again(case: ComponentCase) -> None:
     """A prompt that was computed and closed hits when it comes again, also among others where there is little room.
 
-    Clauses: V3, F5, I3, I4, U3, E2, E3, M6.
+    Clauses: V3, F5, I3, I4, U3, E2, E3.
     """
     length = next((length for length in that_fit(case, LENGTHS) if _hits(case, length)), None)
     hooks = Bench(case).spy.overridden
@@ -61,10 +61,6 @@ def _hits(case: ComponentCase, length: int, without: Collection[str] = (), branc
 
 
 def _never_hits(case: ComponentCase, hooks: Sequence[str]) -> None:
-    if not case.manifest.shareable:
-        raise Wasteful(
-            "it is not shareable, and resuming needs what it stores: no prompt will ever hit in a cache that has it"
-        )
     guilty = [hook for hook in _alone(hooks) if any(_hits(case, length, {hook}) for length in that_fit(case, LENGTHS))]
     served = f"prompts of {', '.join(str(length * Bench(case).unit) for length in that_fit(case, LENGTHS))} tokens"
     if guilty:

@@ -75,7 +75,7 @@ def law_needs_and_until_are_pure(case: ComponentCase) -> None:
 def law_the_reach_covers_what_the_layers_read(case: ComponentCase) -> None:
     """Resuming at n needs, or rebuilds by replay, every position before n that a token at or after n reads.
 
-    Clauses: P3, R9, R10, M13.
+    Clauses: P3, R9, R10, M11.
     """
     probes = _told(case)
     if not probes.watched:
@@ -241,7 +241,7 @@ def _gaps(probes: Probes) -> list[tuple[int, int, int]]:
 def law_the_reach_names_nothing_that_no_layer_reads(case: ComponentCase) -> None:
     """Every position that resuming at n needs, or rebuilds, is read by some token at or after n, so none is in vain.
 
-    Clauses: R9, R10, L2, M13.
+    Clauses: R9, R10, L2, M11.
     """
     probes = _told(case)
     for n in probes.served(8, 12):

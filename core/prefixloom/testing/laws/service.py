@@ -15,7 +15,7 @@ from ..kit.outcomes import SERVING, beside, branches, judge, late, off_the_grid,
 def law_what_is_restored_is_what_was_live(case: ComponentCase) -> None:
     """A sequence reads exactly what was computed from its own tokens: bitwise, or within the codec's tolerance.
 
-    Clauses: M1, M2, M8, M12, M13, M17, P2, P4, P5, R14.
+    Clauses: M1, M2, M6, M10, M11, M13, P2, P4, P5, R14.
     """
     judge(case, [*random_scripts(case), *late(case)], "content")
 
@@ -33,7 +33,7 @@ def law_a_hit_ends_where_it_may(case: ComponentCase) -> None:
 def law_content_depends_on_no_later_token(case: ComponentCase) -> None:
     """Content cached up to b depends only on the tokens up to b + lookahead, so prompts that differ later may share it.
 
-    Clauses: M5, M17.
+    Clauses: M5, M13.
     """
     judge(case, branches(case), "content")
 
@@ -41,7 +41,7 @@ def law_content_depends_on_no_later_token(case: ComponentCase) -> None:
 def law_content_is_exact_on_the_grid(case: ComponentCase) -> None:
     """Content cached at a boundary does not depend on how the tokens before it were cut into steps.
 
-    Clauses: M4, M17.
+    Clauses: M4, M13.
     """
     judge(case, off_the_grid(case), "content")
 
@@ -49,7 +49,7 @@ def law_content_is_exact_on_the_grid(case: ComponentCase) -> None:
 def law_content_is_that_of_a_namespace_and_its_extra_keys(case: ComponentCase) -> None:
     """Content is not found by the same tokens in another namespace or with other extra keys.
 
-    Clauses: M17.
+    Clauses: M13.
     """
     bench = Bench(case, units=60)
     unit, tokens = bench.unit, text_of(0)[: 5 * bench.unit + 1]
@@ -84,10 +84,10 @@ def _finish(bench: Bench, run: BenchSequence, chunk: int = 1 << 30) -> None:
 def law_a_running_sequence_keeps_what_it_still_needs(case: ComponentCase) -> None:
     """A running sequence never gives back what a boundary needs that it can still publish or rewind to.
 
-    Clauses: P3, I3, M8, M9, C4.
+    Clauses: P3, I3, M6, M7, C4.
     """
     judge(case, [*random_scripts(case), *off_the_grid(case), *late(case)], "absent")
-    if not case.manifest.shareable or case.manifest.replay:
+    if case.manifest.replay:
         return
     for length in (1, 2, 3, 5, 8):
         kept, left = (_hits(case, length, reclaims=reclaims) for reclaims in (False, True))
@@ -115,8 +115,8 @@ def law_a_lease_covers_exactly_what_resuming_needs(case: ComponentCase) -> None:
 
     Clauses: L2, L3, R1, R2, R3, R14, E1.
     """
-    if not case.manifest.shareable or case.manifest.replay:
-        raise NotApplicable("nothing of it is ever in the tree, or it is rebuilt by replay")
+    if case.manifest.replay:
+        raise NotApplicable("it is rebuilt by replay, and nothing of it is ever in the tree")
     for pages in (1, 2, 4, 6):
         bench = Bench(case, units=40)
         part, unit = bench.parts[0], bench.unit
@@ -251,26 +251,10 @@ def law_a_step_on_another_thread_races_with_nothing(case: ComponentCase) -> None
     judge(case, with_late_steps(case), *SERVING)
 
 
-def law_what_is_not_shareable_stays_with_its_sequence(case: ComponentCase) -> None:
-    """The tree never holds anything of a component that is not shareable.
-
-    Clauses: M6, P5.
-    """
-    if case.manifest.shareable:
-        raise NotApplicable("it is shareable")
-    bench = Bench(case, units=40)
-    run = bench.open(text_of(0)[: 5 * bench.unit])
-    _finish(bench, run)
-    run.sequence.publish()
-    run.sequence.close()
-    cached = bench.cache.stats().components[case.name].cached
-    require(not cached, "books", "it is not shareable, and the tree holds %s slots of it", cached)
-
-
 def law_a_path_has_no_more_states_than_allowed(case: ComponentCase) -> None:
     """At most ``states_per_path`` states are cached on one path from the root.
 
-    Clauses: M9, M10.
+    Clauses: M7, M8.
     """
     allowed = case.manifest.states_per_path
     if allowed is None:

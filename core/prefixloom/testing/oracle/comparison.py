@@ -79,7 +79,7 @@ class ComparedCache:
                 part.page_tokens,
                 part.manifest.tokens_per_slot,
                 part.manifest.lookahead,
-                part.manifest.shareable and not part.manifest.replay,
+                not part.manifest.replay,
                 part.capacity,
                 part.manifest.max_rewind,
                 -(-part.manifest.checkpoint_every // composition.page) * composition.page,
