@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from prefixloom import Claim, Component, CompositionError, Path, TierManifest, Window, compose, hookimpl
+from prefixloom import Component, CompositionError, Path, TierManifest, Window, compose, hookimpl
 from prefixloom.cache.cache import Cache
 from prefixloom_hicache import HostTier
 from tests.support.helpers import part, serve
@@ -23,9 +23,12 @@ class Rejecting(Component):
     seen = 0
 
     @hookimpl
-    def finalize_match_result(self, walk: Any) -> Claim:
-        self.seen = max(self.seen, walk.key_tokens)
-        return Claim(reject=walk.boundary < self.seen // 2)
+    def create_match_validator(self) -> Any:
+        def validator(walk: Any) -> int:
+            self.seen = max(self.seen, walk.key_tokens)
+            return 0 if walk.boundary < self.seen // 2 else int(walk.boundary)
+
+        return validator
 
 
 MAKERS = {

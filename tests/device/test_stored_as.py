@@ -212,7 +212,7 @@ def test_no_slot_to_run_in_is_a_shortage_also_where_a_plugin_claims(debug: bool)
     class Claiming(Component):
         @hookimpl
         def finalize_match_result(self, walk: Any) -> Claim:
-            return Claim(reject=False)
+            return Claim()
 
     kv = Manifest([Buffer("kv", (), "float32")])
     cache = compose(

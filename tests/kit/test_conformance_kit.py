@@ -216,15 +216,15 @@ def test_the_command_says_what_came_of_every_law(installed: None, capsys: pytest
 
 BAD = """
 import time
-from prefixloom import Buffer, Claim, Component, ComponentType, Manifest, Window, hookimpl
+from prefixloom import Buffer, Component, ComponentType, Manifest, Window, hookimpl
 
 class Bad(Component):
     def __init__(self, name, size=6):
         super().__init__(name, Manifest([Buffer("kv", (3,), "float32")]), Window(size))
 
     @hookimpl
-    def finalize_match_result(self, walk):
-        return Claim(reject=time.time() < 1.5e9)
+    def create_match_validator(self):
+        return lambda walk: 0 if time.time() < 1.5e9 else walk.boundary
 
 @hookimpl
 def prefixloom_component():

@@ -348,12 +348,12 @@ def test_what_cannot_be_composed_ends_the_report_in_one_sentence_that_names_its_
 
 class Rejects(Component):
     @hookimpl
-    def finalize_match_result(self, walk: Any) -> Claim:
-        return Claim(reject=True)
+    def create_match_validator(self) -> Callable[[Any], int]:
+        return lambda walk: 0
 
 
 def test_what_never_hits_is_broken_and_the_hook_is_named() -> None:
-    with pytest.raises(LawBroken, match=r"none of their tokens hits again\. Without finalize_match_result they hit"):
+    with pytest.raises(LawBroken, match=r"none of their tokens hits again\. Without create_match_validator they hit"):
         check_component(
             lambda: Rejects("subject", KV, Point()), Truth(), laws=[LAW["law_what_was_served_is_found_again"]]
         )

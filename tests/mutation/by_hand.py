@@ -25,7 +25,6 @@ BY_HAND = (
     # what a plan says of the branch
     Fragment("the branch is the last boundary where a state was missing", MATCH, "search", "lowered and branch is None", "lowered"),
     Fragment("the branch is where the state was", MATCH, "search", "branch = paged", "branch = boundary"),
-    Fragment("a reject forgets the branch", MATCH, "_ask_claims", "if branch is not None:\n    match.branch = branch", ""),
     Fragment("the last claim of a branch wins", MATCH, "claims_at", "max(match.branch or 0, claim.branch // page * page)", "claim.branch // page * page"),
     # recency when a leaf is computed again
     Fragment("a leaf that is computed again by a sequence that ends is not recent", PATH, "PathLane.hand_over", "self.queue.touch(up)", ""),

@@ -109,30 +109,6 @@ def test_a_validator_sees_the_walk_and_a_boundary_inside_of_a_page_is_floored() 
     assert [(w.namespace, w.boundary, w.key_tokens, w.walked) for w in seen] == [("n", 40, 41, 40), ("n", 16, 41, 40)]
 
 
-def test_a_reject_tries_the_next_candidate() -> None:
-    mine = answering("mine", Path())
-    cache = cache_of(mine, part("state", Point()), slots=12)
-    serve(cache, TOKENS, chunk=8)
-    asked: list[int] = []
-
-    def match(walk: Any) -> Claim:
-        asked.append(walk.boundary)
-        return Claim(reject=walk.boundary > 20)
-
-    mine.match = match
-    assert cache.match(TOKENS).ready == 16
-    assert asked == [40, 32, 24, 16], "each candidate once, from the deepest"
-
-
-def test_a_reject_of_everything_ends_at_nothing() -> None:
-    mine = answering("mine", Path())
-    cache = cache_of(mine)
-    serve(cache, TOKENS)
-    mine.match = lambda walk: Claim(reject=True)
-    assert cache.peek(TOKENS) == 0
-    assert serve(cache, TOKENS) == 0
-
-
 def test_needs_are_summed_with_the_derived_one() -> None:
     mine, state = answering("mine", Path()), answering("state", Point())
     cache = cache_of(mine, state, tokens=64, slots=4)
@@ -185,9 +161,9 @@ def test_peeking_asks_the_same_and_changes_nothing() -> None:
     mine = answering("mine", Path())
     cache = cache_of(mine)
     serve(cache, TOKENS)
-    mine.match = lambda walk: Claim(reject=walk.boundary > 20)
+    mine.match = lambda walk: Claim(branch=walk.boundary + 4)
     before = cache.stats()
-    assert cache.peek(TOKENS) == cache.match(TOKENS).ready == 20
+    assert cache.peek(TOKENS) == cache.match(TOKENS).ready == 40
     assert cache.stats() == before
 
 

@@ -1,4 +1,4 @@
-"""A match with hooks answers as a search over plain sets does: validators, rejects, claims of branches, and states."""
+"""A match with hooks answers as a search over plain sets does: validators, claims of branches, and states."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ class Picky(Component):
     """A state whose hooks refuse boundaries that a test draws, and claim branches."""
 
     valid: frozenset[int] = frozenset()
-    rejected: frozenset[int] = frozenset()
     branches: dict[int, int] = {}
 
     @hookimpl
@@ -27,7 +26,7 @@ class Picky(Component):
 
     @hookimpl
     def finalize_match_result(self, walk: Any) -> Claim:
-        return Claim(reject=walk.boundary in self.rejected, branch=self.branches.get(walk.boundary))
+        return Claim(branch=self.branches.get(walk.boundary))
 
 
 def searched(picky: Any, states: set[int], deepest: int) -> tuple[int, int | None]:
@@ -46,16 +45,11 @@ def searched(picky: Any, states: set[int], deepest: int) -> tuple[int, int | Non
             boundary = lower
         return boundary, branch
 
-    boundary, first = accepted(deepest)
-    branch = first
-    while True:
-        claimed = picky.branches.get(boundary, 0)
-        if boundary < claimed <= LENGTH:
-            branch = max(branch or 0, claimed // PAGE * PAGE) or None
-        if boundary not in picky.rejected or not boundary:
-            return boundary, branch
-        boundary, other = accepted(boundary - PAGE)
-        branch = other if branch is None else branch
+    boundary, branch = accepted(deepest)
+    claimed = picky.branches.get(boundary, 0)
+    if boundary < claimed <= LENGTH:
+        branch = max(branch or 0, claimed // PAGE * PAGE) or None
+    return boundary, branch
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -74,10 +68,9 @@ def test_a_match_is_the_search_over_sets(seed: int) -> None:
                 states.add(boundary)
     for _ in range(8):
         picky.valid = frozenset({0, *(at for at in every if rng.random() < 0.6)})
-        picky.rejected = frozenset(at for at in every if rng.random() < 0.4)
         picky.branches = {at: rng.randrange(LENGTH + 8) for at in every if rng.random() < 0.3}
         leave = rng.randrange(LENGTH)
         plan = cache.match(TOKENS, leave=leave)
         wanted = searched(picky, states, (LENGTH - leave) // PAGE * PAGE)
-        assert (plan.ready, plan.branch) == wanted, (states, picky.valid, picky.rejected, picky.branches, leave)
+        assert (plan.ready, plan.branch) == wanted, (states, picky.valid, picky.branches, leave)
         assert plan.limited_by == ("state" if plan.ready < (LENGTH - leave) // PAGE * PAGE else None)

@@ -61,9 +61,7 @@ def answering(*hooks: str) -> type[Component]:
 
     def finalize_match_result(self: Any, walk: Any) -> Claim:
         self.fuse.burn()
-        return Claim(
-            need=walk.boundary % 3, reject=walk.boundary == 16, branch=walk.walked, ops=(Op("own", self.name),)
-        )
+        return Claim(need=walk.boundary % 3, branch=walk.walked, ops=(Op("own", self.name),))
 
     def commit_insert(self: Any, walk: Any) -> Claim | None:
         self.fuse.burn()

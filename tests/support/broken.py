@@ -306,7 +306,7 @@ class Widens(Component):
 
     @hookimpl
     def finalize_match_result(self, walk: Any) -> Claim:
-        return Claim(reject=walk.boundary < 8)
+        return Claim(branch=walk.walked)
 
     @hookimpl
     def commit_insert(self, walk: Any) -> Claim:

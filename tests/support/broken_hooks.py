@@ -143,8 +143,8 @@ class ByAFileOfTheMachine(Component):
 
 class ByTheDevices(Component):
     @hookimpl
-    def finalize_match_result(self, walk: Any) -> Claim:
-        return Claim(reject=torch.cuda.device_count() % 2 == 1)
+    def create_match_validator(self) -> Callable[[Any], int]:
+        return lambda walk: 0 if torch.cuda.device_count() % 2 == 1 else int(walk.boundary)
 
 
 class RemembersPrompts(Component):
@@ -171,8 +171,8 @@ class RemembersEvictions(Component):
         self.gone = min(each.end for each in node)
 
     @hookimpl
-    def finalize_match_result(self, walk: Any) -> Claim:
-        return Claim(reject=walk.boundary > self.gone)
+    def create_match_validator(self) -> Callable[[Any], int]:
+        return lambda walk: 0 if walk.boundary > self.gone else int(walk.boundary)
 
 
 class AboveInAnImage(Component):
@@ -240,8 +240,8 @@ class SharesOfNothing(Component):
     """Divides by the length of a prompt, which may be 0."""
 
     @hookimpl
-    def finalize_match_result(self, walk: Any) -> Claim:
-        return Claim(reject=walk.boundary / walk.key_tokens < 0.1)
+    def finalize_match_result(self, walk: Any) -> Claim | None:
+        return Claim(branch=walk.walked) if walk.boundary / walk.key_tokens < 0.1 else None
 
 
 class TrustsCopies(Component):
@@ -288,8 +288,8 @@ class LosesAPage(Component):
     """Leaves the last page out a second time, as its lookahead does."""
 
     @hookimpl
-    def finalize_match_result(self, walk: Any) -> Claim:
-        return Claim(reject=walk.boundary + 4 > walk.walked)
+    def create_match_validator(self) -> Callable[[Any], int]:
+        return lambda walk: max(0, int(walk.boundary) - 4)
 
 
 class LocksTheOtherWayRound(Component):
@@ -308,8 +308,8 @@ class AcceptsNothing(Component):
 
 class RejectsAll(Component):
     @hookimpl
-    def finalize_match_result(self, walk: Any) -> Claim:
-        return Claim(reject=True)
+    def create_match_validator(self) -> Callable[[Any], int]:
+        return lambda walk: 0
 
 
 class ReadOnce(Component):

@@ -133,8 +133,8 @@ class ByTheClock(Component):
     """Nothing hits on Sundays."""
 
     @hookimpl
-    def finalize_match_result(self, walk: Any) -> Claim:
-        return Claim(reject=time.localtime().tm_wday == 6)
+    def create_match_validator(self) -> Callable[[Any], int]:
+        return lambda walk: 0 if time.localtime().tm_wday == 6 else int(walk.boundary)
 
 
 class ByChance(Component):
@@ -157,9 +157,12 @@ class Fickle(Component):
     calls = 0
 
     @hookimpl
-    def finalize_match_result(self, walk: Any) -> Claim:
-        self.calls += 1
-        return Claim(reject=self.calls % 2 == 0)
+    def create_match_validator(self) -> Callable[[Any], int]:
+        def validator(walk: Any) -> int:
+            self.calls += 1
+            return int(walk.boundary) if self.calls % 2 else 0
+
+        return validator
 
 
 class Widening(Component):

@@ -207,26 +207,15 @@ def test_d4_a_hook_that_raises_when_told_is_counted() -> None:
     settle(cache)
 
 
-class Picky(HostTier):
-    @hook
-    def finalize_match_result(self, walk: Any) -> Claim | None:
-        return Claim(reject=walk.boundary > 16)
-
-
 class Strange(HostTier):
     @hook
     def commit_insert(self, walk: Any) -> Claim | None:
         return None
 
 
-def test_a_tier_may_reject_what_is_not_worth_a_load_and_implements_no_hook_of_a_component() -> None:
+def test_a_tier_that_implements_a_hook_of_a_component_is_refused() -> None:
     from prefixloom import CompositionError
 
-    tier = Picky(TierManifest(capacity=400))
-    cache = compose(None, plugins=[part("path", Path()), tier], capacity={"path": 64}, page_size=4, debug=True)
-    serve(cache, range(40), chunk=4)
-    cache.evict(64)
-    assert cache.match(range(41)).restorable == 16
     with pytest.raises(CompositionError, match="overrides hooks that are never called on a tier: commit_insert"):
         compose(None, plugins=[part("path", Path()), Strange(TierManifest(capacity=400))], capacity=64, page_size=4)
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..tiers.consensus import Consensus
     from .capabilities import TierCandidate
 
-TIER_HOOKS = ("finalize_match_result", "build_hicache_transfers", "commit_hicache_transfer")
+TIER_HOOKS = ("build_hicache_transfers", "commit_hicache_transfer")
 """The hooks that a tier may override; the other hooks are for components."""
 
 

@@ -140,13 +140,12 @@ class ComponentSpecs:
 
     @hookspec
     def finalize_match_result(self, walk: WalkView) -> Claim | None:
-        """Say what a match at ``walk.boundary`` needs, or reject it.
+        """Say what a match at ``walk.boundary`` needs.
 
-        When: once per match and candidate that every reach and validator accepts; also by ``peek``, so it must be pure.
+        When: once per match, at the boundary that every reach and validator accepts; also by ``peek``: it must be pure.
         Mutates: nothing. Folded: needs are added to the derived ones (``open`` makes room for them), ops run after the
-        derived ones, branch is floored to a boundary and the deepest is taken; a reject moves on to the next candidate,
-        and is ignored at 0. Raises: the match fails.
-        Example: ``return Claim(reject=walk.boundary < 128)``
+        derived ones, branch is floored to a boundary and the deepest is taken. Raises: the match fails.
+        Example: ``return Claim(branch=walk.walked) if walk.walked > walk.boundary else None``
         """
 
     @hookspec

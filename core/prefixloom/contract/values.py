@@ -283,7 +283,6 @@ class Claim:
     ``need``    slots that it will take, added to the derived need
     ``ops``     ops to run before the layers, after the derived ones
     ``branch``  a boundary worth a checkpoint while recomputing; it is floored to the composition's grid
-    ``reject``  True: do not use this boundary, try the next candidate
     ``keep``    commit_insert: token intervals of the published span to keep (None: all of it);
                 evict_component: indices of the victims to hold back
     """
@@ -291,7 +290,6 @@ class Claim:
     need: int = attrs.field(default=0, validator=_count)
     ops: tuple[Op, ...] = attrs.field(default=(), converter=_ops)
     branch: int | None = attrs.field(default=None, validator=attrs.validators.optional(_count))
-    reject: bool = False
     keep: tuple[Any, ...] | None = attrs.field(default=None, converter=_kept)
 
 

@@ -57,7 +57,7 @@ def find(core: Core, match: Match) -> Match:
     if core.shape.match_asks_more:
         if core.shape.has_match_hooks:
             walked_to = match.walked_to
-            _ask_claims(core, match)
+            match.claims = claims_at(core, match, match.ready)
             match.walked_to = walked_to
         if core.below is not None:
             boundary = walked_boundary(core, match)
@@ -185,22 +185,8 @@ def validated(core: Core, name: str, validator: Callable[[WalkView], int], view:
     return min(lower // page * page, view.boundary)
 
 
-def _ask_claims(core: Core, match: Match) -> None:
-    """Collect the claims of ``finalize_match_result`` at the boundary found; a reject tries the next candidate."""
-    while True:
-        claims, rejected_by = claims_at(core, match, match.ready)
-        if rejected_by is None:
-            match.claims = claims
-            return
-        branch = match.branch
-        search(core, match, match.ready - core.shape.page)
-        match.limited_by = match.limited_by or rejected_by
-        if branch is not None:
-            match.branch = branch
-
-
-def claims_at(core: Core, match: Match, boundary: int) -> tuple[tuple[Claim | None, ...], str | None]:
-    """What the components claim at ``boundary``, and who rejects it. 0 cannot be rejected."""
+def claims_at(core: Core, match: Match, boundary: int) -> tuple[Claim | None, ...]:
+    """Return what the components claim at ``boundary``, and take the deepest branch that they name."""
     page = core.shape.page
     view = WalkView(match.namespace, boundary, match.count, match.walked, extra=match.extra)
     claims: list[Claim | None] = []
@@ -214,9 +200,7 @@ def claims_at(core: Core, match: Match, boundary: int) -> tuple[tuple[Claim | No
             core.plugins.check_ops(lane, "finalize_match_result", claim.ops)
         if claim.branch is not None and boundary < claim.branch <= match.count:
             match.branch = max(match.branch or 0, claim.branch // page * page) or None
-        if claim.reject and boundary:
-            return (), lane.name
-    return tuple(claims), None
+    return tuple(claims)
 
 
 def candidates(core: Core, match: Match) -> tuple[Interval, ...]:
@@ -246,11 +230,6 @@ def lowerings(core: Core, match: Match) -> Lowered:
     trace: Lowered = []
     again = match.of(match.key, match.single, match.most)
     search(core, again, match.most, trace)
-    while again.ready > match.ready:  # a plugin rejected this boundary when it was asked to claim
-        _, rejected_by = claims_at(core, again, again.ready)
-        before, again = again.ready, match.of(match.key, match.single, again.ready - core.shape.page)
-        trace.append((rejected_by or "", before, before - core.shape.page))
-        search(core, again, again.most, trace)
     return trace
 
 

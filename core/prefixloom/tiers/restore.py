@@ -13,7 +13,6 @@ from array import array
 from collections.abc import Sequence as Many
 from typing import Any
 
-from ..contract.composition import TierPart
 from ..contract.reach import Interval, merged
 from ..contract.values import Claim, TransferPlan, WalkView
 from ..device.flight import Work
@@ -129,7 +128,7 @@ def restorable_at(copies: HostCopies, match: Match, node: Node, boundary: int) -
     If none is worth a load, it is the boundary that ``match`` found on the device. After a failed load, this function
     finds the next one with a lower ``boundary``.
     """
-    core, part = copies.core, copies.part
+    core = copies.core
     if not any(lane.in_tree for lane in copies.lanes):  # the host has nothing
         return match.node, match.ready
     page = core.shape.page
@@ -142,25 +141,12 @@ def restorable_at(copies: HostCopies, match: Match, node: Node, boundary: int) -
             boundary = validated(core, name, validator, _view(match, boundary))
             node = climb(node, boundary)
         if boundary == before:
-            if not _rejected(core, part, match, boundary):
-                break
-            boundary -= page
-            node = climb(node, boundary)
+            break
     return (node, boundary) if boundary - match.ready >= worth else (match.node, match.ready)
 
 
 def _view(match: Match, boundary: int) -> WalkView:
     return WalkView(match.namespace, boundary, match.count, match.walked, match.ready, extra=match.extra)
-
-
-def _rejected(core: Core, part: TierPart, match: Match, boundary: int) -> bool:
-    """Whether the tier's plugin or a component's does not want ``boundary`` restored."""
-    hook = part.hooks.finalize_match_result
-    if hook is not None:
-        claim = core.plugins.ask(part, "finalize_match_result", Claim, hook, _view(match, boundary))
-        if claim is not None and claim.reject:
-            return True
-    return core.shape.has_match_hooks and claims_at(core, match, boundary)[1] is not None
 
 
 def restore(copies: HostCopies, running: Running) -> Restored:
@@ -176,7 +162,7 @@ def restore(copies: HostCopies, running: Running) -> Restored:
         if not running.ready < boundary <= limit:
             return Restored(wanted, running.ready, why)
         end = node if node.end == boundary else split(core, node, boundary)
-        claims = claims_at(core, match, boundary)[0] if core.shape.has_match_hooks else ()
+        claims = claims_at(core, match, boundary) if core.shape.has_match_hooks else ()
         try:
             _load(copies, running, end, claims)
         except CapacityError as error:

@@ -22,7 +22,7 @@ LONG = (64, 256, 1024)
 def law_what_was_served_is_found_again(case: ComponentCase) -> None:
     """A prompt that was computed and closed hits when it comes again, also among others where there is little room.
 
-    Clauses: V3, F5, I3, I4, U3, E2, E3.
+    Clauses: V3, I3, I4, U3, E2, E3.
     """
     length = next((length for length in that_fit(case, LENGTHS) if _hits(case, length)), None)
     hooks = Bench(case).spy.overridden

@@ -11,7 +11,7 @@ from ..kit.bench import Bench, composed_as_it_is
 from ..kit.case import ComponentCase, LawBroken, NotApplicable, Wasteful, made
 from ..kit.worlds import World, in_world
 
-NARROWING = {"create_match_validator", "finalize_match_result", "commit_insert"}
+NARROWING = {"create_match_validator", "commit_insert"}
 """Hooks by which a component may leave out boundaries itself, in place of a grid in its manifest."""
 
 
