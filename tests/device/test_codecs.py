@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from prefixloom import Buffer, Codec, Manifest
-from prefixloom.device.codecs import Coder, measure
-from tests.support.coding import coder, tensors
+from prefixloom.device.codecs import Coder
+from tests.support.coding import coder, measure, tensors
 from tests.support.content import bits, noise
 
 FLOATS = ["bfloat16", "float16", "float32", "float64"]
