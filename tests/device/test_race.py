@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from prefixloom import RaceError
-from prefixloom.device.streams import InlineStream, Stream, host_clock
+from prefixloom.device.streams import InlineStream, host_clock
 from tests.support.racing import World
 
 
@@ -162,8 +162,8 @@ def test_an_access_that_no_edge_orders_names_both_ops_and_the_edge(
         getattr(world, second)(world.b, "second")
     text = str(caught.value)
     assert text.startswith(f"'second' {second} slot 7 of pool 'state' without being ordered after 'first'")
-    assert f"before: 'first' {did[first]} on stream 'a', recorded at first.py:1" in text
-    assert f"now:    'second' {second} on stream 'b', recorded at second.py:1" in text
+    assert f"before: 'first' {did[first]} on stream 'a', recorded at " in text
+    assert f"now:    'second' {second} on stream 'b', recorded at " in text
     assert EDGE in text
 
 
@@ -215,8 +215,8 @@ def test_one_access_may_read_and_write_the_same_slot(world: World) -> None:
 # ---------------------------------------------------------------- the scheduling thread, and inline streams
 
 
-@pytest.mark.parametrize("inline", [None, InlineStream("inline")], ids=["thread", "inline"])
-def test_what_the_scheduling_thread_does_is_over_for_all_that_comes_later(world: World, inline: Stream | None) -> None:
+def test_what_the_scheduling_thread_does_is_over_for_all_that_comes_later(world: World) -> None:
+    inline = world.host
     world.writes(inline)
     world.reads(world.a)
     world.reads(inline)
@@ -224,10 +224,8 @@ def test_what_the_scheduling_thread_does_is_over_for_all_that_comes_later(world:
 
 
 @pytest.mark.parametrize(("first", "second"), CONFLICTS)
-@pytest.mark.parametrize("inline", [None, InlineStream("inline")], ids=["thread", "inline"])
-def test_the_scheduling_thread_must_have_seen_the_work_done(
-    world: World, inline: Stream | None, first: str, second: str
-) -> None:
+def test_the_scheduling_thread_must_have_seen_the_work_done(world: World, first: str, second: str) -> None:
+    inline = world.host
     getattr(world, first)(world.a, "first")
     event = world.a.record()
     edge = "the scheduling thread must see an event recorded on stream 'a' after 'first' done before it goes on"
@@ -245,13 +243,13 @@ def test_an_inline_stream_that_waited_has_seen_it(world: World) -> None:
     world.writes(world.a)
     inline.wait(world.a.record())
     world.writes(inline, "second")
-    world.reads(None, "third")
+    world.reads(world.host, "third")
     world.reads(world.b, "fourth")
 
 
 def test_a_read_of_the_scheduling_thread_leaves_the_readers_of_streams_to_be_ordered(world: World) -> None:
     world.reads(world.a)
-    world.reads(None, "host")
+    world.reads(world.host, "host")
     with pytest.raises(RaceError, match="without being ordered after 'first', which read it"):
         world.writes(world.b, "second")
 

@@ -1,4 +1,4 @@
-"""What the race detector keeps: readers and writers, slots and buffers, and what it may forget."""
+"""What the race detector keeps: readers and writers, slots and pools, and what it may forget."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import pytest
 
 from prefixloom import InvariantError, RaceError
 from prefixloom.device.race import Race
-from prefixloom.device.streams import host_clock
+from prefixloom.device.streams import InlineStream, host_clock
 from prefixloom.testing.schedules.simulated import SimulatedStream, Simulation
 from tests.support.racing import POOL, World
+
+HOST = InlineStream("the scheduling thread")
 
 
 @pytest.fixture
@@ -74,7 +76,7 @@ def test_a_late_write_into_a_recycled_slot_is_found(world: World) -> None:
         world.touch(world.b, "clear of step 4", writes=[7])
 
 
-# ---------------------------------------------------------------- slots, buffers, pools
+# ---------------------------------------------------------------- slots and pools
 
 
 def test_other_slots_and_pools_are_apart(world: World) -> None:
@@ -103,32 +105,6 @@ def test_slots_come_in_any_iterable(world: World, slots: Iterable[int]) -> None:
         world.touch(world.b, "second", reads=iter([2]))
 
 
-def test_buffers_are_apart_once_they_are_named(world: World) -> None:
-    world.touch(world.a, "first", writes=[7], buffers=("k",))
-    world.touch(world.b, "second", writes=[7], buffers=("v",))
-    with pytest.raises(RaceError, match="slot 7 of pool 'state', buffer 'k' without being ordered after 'first'"):
-        world.touch(world.c, "third", reads=[7], buffers=("k",))
-    with pytest.raises(RaceError, match="buffer 'v' without being ordered after 'second'"):
-        world.touch(world.c, "third", reads=[7], buffers=("v", "w"))
-    world.touch(world.c, "third", reads=[7], buffers=("w",))
-
-
-def test_a_buffer_that_is_named_for_the_first_time_has_the_history_of_all(world: World) -> None:
-    world.writes(world.a)
-    with pytest.raises(RaceError, match=r"buffer 'k'.* after 'first'"):
-        world.touch(world.b, "second", reads=[7], buffers=("k",))
-
-
-def test_an_access_to_all_buffers_touches_those_that_were_named(world: World) -> None:
-    world.touch(world.a, "first", reads=[7], buffers=("k",))
-    world.reads(world.b, "second")
-    world.c.wait(world.a.record())
-    with pytest.raises(RaceError, match="'second', which read it"):
-        world.touch(world.c, "third", writes=[7], buffers=("k",))
-    with pytest.raises(RaceError, match="'second', which read it"):
-        world.writes(world.c, "third")
-
-
 # ---------------------------------------------------------------- the books
 
 
@@ -146,7 +122,7 @@ def test_work_that_the_stream_was_never_given_is_refused(world: World) -> None:
         world.race.access(world.a, "copy", POOL, writes=[1])
 
 
-def test_where_it_was_recorded_is_the_callers_line_unless_it_says_another(world: World) -> None:
+def test_where_it_was_recorded_is_the_callers_line(world: World) -> None:
     for stream in (world.a, world.b):
         stream.run(lambda: None)
     world.race.access(world.a, "first", POOL, writes=[1])
@@ -184,20 +160,20 @@ def test_what_was_seen_before_a_stream_was_followed_orders_its_work() -> None:
 
 def test_streams_that_are_no_more_leave_the_clock_of_the_scheduling_thread() -> None:
     race = Race()
-    race.access(None, "nothing", POOL)
+    race.access(HOST, "nothing", POOL)
     gc.collect()
-    race.access(None, "nothing", POOL)
+    race.access(HOST, "nothing", POOL)
     before = len(host_clock)
     for _ in range(50):
         stream = SimulatedStream("short")
         stream.run(lambda: None)
         race.access(stream, "work", POOL, reads=[1], writes=[2])
         assert stream.record().synchronize()
-        race.access(None, "next", POOL, writes=[1])
-        race.access(None, "next", POOL, writes=[2])
+        race.access(HOST, "next", POOL, writes=[1])
+        race.access(HOST, "next", POOL, writes=[2])
     del stream
     gc.collect()
-    race.access(None, "nothing", POOL)
+    race.access(HOST, "nothing", POOL)
     assert len(host_clock) == before
 
 

@@ -21,7 +21,7 @@ class Oracle:
     def __init__(self) -> None:
         self.before: list[int] = []  # of each action, the set of those before it, as bits
         self.last: dict[str, int] = {}
-        self.touched: list[tuple[int, str, set[int], set[int], set[str]]] = []
+        self.touched: list[tuple[int, str, set[int], set[int]]] = []
 
     def act(self, actor: str, *after: int) -> int:
         """A new action, after the actor's last one and these. Streams go on from where the host has come to."""
@@ -33,20 +33,17 @@ class Oracle:
         self.last[actor] = number
         return number
 
-    def races(self, number: int, reads: set[int], writes: set[int], buffers: set[str]) -> set[str]:
+    def races(self, number: int, reads: set[int], writes: set[int]) -> set[str]:
         """The accesses so far that conflict with this one and are not before it."""
         return {
             what
-            for other, what, r, w, b in self.touched
-            if not self.before[number] >> other & 1 and b & buffers and (writes & (r | w) or reads & w)
+            for other, what, r, w in self.touched
+            if not self.before[number] >> other & 1 and (writes & (r | w) or reads & w)
         }
 
 
-BUFFERS = ("k", "v")
-
-
 class Program:
-    """A random program over three simulated streams, an inline one and the scheduling thread."""
+    """A random program over three simulated streams, and an inline one, which is the scheduling thread."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -60,7 +57,7 @@ class Program:
             self.race.follow(*self.sim.streams)
         else:  # the detector gets to know them by their first work
             for stream in self.sim.streams:
-                self._told(stream, "start", set(), set(), set(BUFFERS))
+                self._told(stream, "start", set(), set())
 
     def _slots(self) -> set[int]:
         return {self.random.randrange(4) for _ in range(self.random.choice((0, 1, 1, 2)))}
@@ -75,18 +72,15 @@ class Program:
                 act("")
 
     def touch(self, what: str) -> None:
-        stream = self.random.choice((*self.sim.streams, *self.sim.streams, self.inline, None))
-        buffers = self.random.choice((set(BUFFERS), set(BUFFERS), {"k"}, {"v"}))
-        self._told(stream, what, self._slots(), self._slots(), buffers)
+        stream = self.random.choice((*self.sim.streams, *self.sim.streams, self.inline, self.inline))
+        self._told(stream, what, self._slots(), self._slots())
 
-    def _told(self, stream: Stream | None, what: str, reads: set[int], writes: set[int], buffers: set[str]) -> None:
-        if stream is not None:
-            stream.run(lambda: None)
-        number = self.oracle.act("host" if stream is None or stream.inline else stream.name)
-        races = self.oracle.races(number, reads, writes, buffers)
-        named = None if buffers == set(BUFFERS) else tuple(buffers)
+    def _told(self, stream: Stream, what: str, reads: set[int], writes: set[int]) -> None:
+        stream.run(lambda: None)
+        number = self.oracle.act("host" if stream.inline else stream.name)
+        races = self.oracle.races(number, reads, writes)
         try:
-            self.race.access(stream, what, POOL, reads=reads, writes=writes, buffers=named, where="here")
+            self.race.access(stream, what, POOL, reads=reads, writes=writes)
         except RaceError as error:
             old = str(error).split("ordered after '")[1].split("'")[0]
             assert old in races, (what, old, races)
@@ -94,7 +88,7 @@ class Program:
         else:
             assert not races, (what, races)
             self.silent += 1
-            self.oracle.touched.append((number, what, reads, writes, buffers))
+            self.oracle.touched.append((number, what, reads, writes))
 
     def record(self, _: str) -> None:
         stream = self.random.choice((*self.sim.streams, self.inline))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from prefixloom.device.race import Race
-from prefixloom.device.streams import Stream
+from prefixloom.device.streams import InlineStream, Stream
 from prefixloom.testing.schedules.simulated import Simulation
 
 POOL = "state"
@@ -19,24 +19,16 @@ class World:
         self.a, self.b, self.c = self.sim.streams
         self.race = Race()
         self.race.follow(*self.sim.streams)
+        self.host = InlineStream("the scheduling thread")
 
     def touch(
-        self,
-        stream: Stream | None,
-        what: str,
-        reads: Iterable[int] = (),
-        writes: Iterable[int] = (),
-        buffers: tuple[str, ...] | None = None,
-        pool: str = POOL,
+        self, stream: Stream, what: str, reads: Iterable[int] = (), writes: Iterable[int] = (), pool: str = POOL
     ) -> None:
-        if stream is not None:
-            stream.run(lambda: None)
-        self.race.access(
-            stream, what, pool, reads=reads, writes=writes, buffers=buffers, where=f"{what.replace(' ', '_')}.py:1"
-        )
+        stream.run(lambda: None)
+        self.race.access(stream, what, pool, reads=reads, writes=writes)
 
-    def writes(self, stream: Stream | None, what: str = "first", slot: int = 7) -> None:
+    def writes(self, stream: Stream, what: str = "first", slot: int = 7) -> None:
         self.touch(stream, what, writes=[slot])
 
-    def reads(self, stream: Stream | None, what: str = "first", slot: int = 7) -> None:
+    def reads(self, stream: Stream, what: str = "first", slot: int = 7) -> None:
         self.touch(stream, what, reads=[slot])
