@@ -68,18 +68,6 @@ def scale() -> Rows:
     return found
 
 
-def slot_kernels() -> Rows:
-    """Copying and clearing many slots in one call."""
-    from bench.workloads import slot_kernels as script
-
-    return {
-        f"{case}: {way}, us": [statistics.median(times)]
-        for case, ways in script.measure().items()
-        for way, times in ways.items()
-        if "ours" in way
-    }
-
-
 def host_tier() -> Rows:
     """Copies to the host tier and back, as a share of the speed of one large copy."""
     from bench.workloads import host_tier as script
@@ -122,8 +110,7 @@ def engine() -> Rows:
 
 
 WORKLOADS: dict[str, Callable[[], Rows]] = {
-    each.__name__: each
-    for each in (chat_turn, bytecodes, decode_step, scale, reaches, slot_kernels, host_tier, file_tier, engine)
+    each.__name__: each for each in (chat_turn, bytecodes, decode_step, scale, reaches, host_tier, file_tier, engine)
 }
 USUAL = ("chat_turn", "bytecodes", "decode_step", "scale")
 """Run if no workload is named: the cache's own work. The others need minutes, or measure one layer."""

@@ -1,4 +1,4 @@
-"""The internals of prefixloom that a few micro-benchmarks measure: copies between pools, and kernels that move slots.
+"""The internals of prefixloom that a few micro-benchmarks measure, such as copies between pools.
 
 This is the only place that reaches behind the public names. A name is looked up by its definition, in whichever module
 it stands, because modules move between commits and a workload runs on other commits too.

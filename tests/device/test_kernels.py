@@ -36,10 +36,6 @@ def with_triton() -> ModuleType:
 
 PATHS: dict[str, dict[str, Any]] = {
     "as it comes": {},
-    "each slot by a call": {"DIRECT": 0},
-    "by index": {"DIRECT": 1 << 60, "FEW": 0},
-    "by index in small pieces": {"DIRECT": 1 << 60, "FEW": 0, "CHUNK": 48},
-    "by index in smallest pieces": {"DIRECT": 1 << 60, "FEW": 0, "CHUNK": 1},
 }
 if INTERPRETED:
     PATHS["triton"] = {"triton_for": lambda tensors: with_triton()}
@@ -48,7 +44,6 @@ elif torch.cuda.is_available():
     PATHS["on a GPU"] = {"noise": on_gpu}
     PATHS["on a GPU in small blocks"] = {"noise": on_gpu, "BLOCK": 4}
     PATHS["on a GPU without Triton"] = {"noise": on_gpu, "triton_for": lambda tensors: None}
-    PATHS["on a GPU without Triton, in small pieces"] = {**PATHS["on a GPU without Triton"], "FEW": 0, "CHUNK": 48}
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -289,10 +284,10 @@ def test_tensors_without_content_and_no_tensors_are_nothing_to_do() -> None:
     ],
     ids=str,
 )
-def test_no_temporary_is_larger_than_a_chunk_but_the_slots_numbers(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+def test_no_temporary_is_larger_than_a_slot_but_the_slots_numbers(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     """Up to 32 MiB are moved, in slots of many sizes."""
     tensors = [torch.zeros(shape, dtype=dtype) for _ in range(2)]
-    half = shape[1] // 2
+    half, slot = shape[1] // 2, tensors[0][:, 0].nbytes
     src, dst = list(range(half)), list(range(half, 2 * half))
     selector = torch.ones(half, dtype=torch.int32)
     choices = [[0, s] for s in src]
@@ -304,7 +299,7 @@ def test_no_temporary_is_larger_than_a_chunk_but_the_slots_numbers(shape: tuple[
     for call in calls:
         with Made() as made:
             call()
-        assert max(made.sizes, default=0) <= max(kernels.CHUNK, 2 * 8 * half)
+        assert max(made.sizes, default=0) <= max(slot, 2 * 8 * half)
 
 
 def test_nothing_that_a_device_holds_is_ever_read_back(monkeypatch: pytest.MonkeyPatch) -> None:

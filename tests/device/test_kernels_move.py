@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import cycle
 from math import prod
 from pathlib import Path
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from prefixloom import InputError
 from prefixloom.device import kernels, kernels_move
-from prefixloom.device.kernels_move import Move, move_slots
+from prefixloom.device.kernels_move import move_slots
 from tests.support.content import Made, bits, noise, on_gpu, pinned
 from tests.support.interpreter import INTERPRETED, pass_interpreted
 
@@ -30,50 +29,22 @@ SHAPES = [(), (1,), (3,), (4,), (2, 5), (16,), (3, 2, 7)]
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def with_triton(move: Move, pairs: list[Any]) -> None:
+def with_triton(source: list[Tensor], src: Sequence[int], target: list[Tensor], dst: Sequence[int]) -> None:
     from prefixloom.device import kernels_triton
 
-    kernels_triton.move(pairs, *move._indices(pairs[0][0]))
+    if src:
+        pairs = [kernels_move._words(*pair) for pair in zip(source, target, strict=True)]
+        kernels_triton.move(pairs, torch.tensor(src), torch.tensor(dst))
 
 
-def each(move: Callable[..., None]) -> Callable[..., None]:
-    """As it is called for every pair of tensors."""
-
-    def all_of_them(whole: Move, pairs: list[Any]) -> None:
-        for source, target in pairs:
-            move(source, target, whole._src, whole._dst)
-
-    return all_of_them
-
-
-class Elsewhere(str):
-    """A device that is not the host, and whose tensors lie there all the same."""
-
-    type = "elsewhere"
-
-
-class Away(Tensor):
-    """A tensor that says it is on another device."""
-
-    @property
-    def device(self) -> Any:
-        return Elsewhere("cpu")
-
-
-def staged_from_a_device(source: Tensor, target: Tensor, src: Sequence[int], dst: Sequence[int]) -> None:
-    kernels_move._move_staged(source.as_subclass(Away), target, src, dst)
+def each_layer_by_a_call(source: list[Tensor], src: Sequence[int], target: list[Tensor], dst: Sequence[int]) -> None:
+    for pair in zip(source, target, strict=True) if src else ():
+        kernels_move._move_in_place(*kernels_move._words(*pair), kernels_move._runs(src, dst))
 
 
 PATHS: dict[str, tuple[Callable[..., None] | None, dict[str, Any]]] = {
     "as it comes": (None, {}),
-    "each run by a call": (None, {"DIRECT": 0}),
-    "by index": (None, {"DIRECT": 1 << 60, "FEW": 0}),
-    "by index in small pieces": (None, {"DIRECT": 1 << 60, "FEW": 0, "CHUNK": 48}),
-    "by index in smallest pieces": (None, {"DIRECT": 1 << 60, "FEW": 0, "CHUNK": 1}),
-    "each layer by a call": (each(kernels_move._move_in_place), {}),
-    "staged": (each(kernels_move._move_staged), {}),
-    "staged in small pieces": (each(kernels_move._move_staged), {"STAGE": 100}),
-    "staged from a device": (each(staged_from_a_device), {"STAGE": 100}),
+    "each layer by a call": (each_layer_by_a_call, {}),
 }
 if INTERPRETED:
     PATHS["triton"] = (with_triton, {})
@@ -94,35 +65,29 @@ for across in PLACES:
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The ways across to a device are the same on a CPU, but for the waiting."""
     move, settings = PATHS[request.param]
+    here = sys.modules[__name__]
     if move is not None:
-        monkeypatch.setattr(Move, "_here", move)
+        monkeypatch.setattr(here, "move_slots", move)
     for name, value in settings.items():
+        module: Any = kernels
         if name == "BLOCK":
             from prefixloom.device import kernels_triton as module
-        else:
-            module = kernels_move if name == "STAGE" else kernels
         monkeypatch.setattr(module, name, value)
     places = PLACES.get(request.param.partition(",")[0])
     if places is not None:
-        here, turn = sys.modules[__name__], cycle(places)
+        turn = cycle(places)
         monkeypatch.setattr(here, "noise", lambda *asked: next(turn)(*asked))
         monkeypatch.setattr(here, "move_slots", moved_and_over)
-        monkeypatch.setattr(Move, "run", ran_and_over)
     return str(request.param)
 
 
-def moved_and_over(*asked: Any, **more: Any) -> None:
+def moved_and_over(*asked: Any) -> None:
     """A copy between a GPU and the host goes on when the call has returned."""
-    move_of_the_core(*asked, **more)
+    move_of_the_core(*asked)
     torch.cuda.synchronize()
 
 
-def ran_and_over(move: Move, layers: slice | None = None) -> None:
-    run_of_the_core(move, layers)
-    torch.cuda.synchronize()
-
-
-move_of_the_core, run_of_the_core = move_slots, Move.run
+move_of_the_core = move_slots
 
 
 def page_first(capacity: int, layers: int, shape: Sequence[int], dtype: torch.dtype, seed: int) -> Tensor:
@@ -163,17 +128,15 @@ def some_slots(choice: random.Random, capacity: int, count: int) -> list[int]:
     return slots
 
 
-def check(
-    source: list[Tensor], src: list[int], target: list[Tensor], dst: list[int], layers: slice | None = None
-) -> None:
+def check(source: list[Tensor], src: list[int], target: list[Tensor], dst: list[int]) -> None:
     before = [tensor.clone() for tensor in source]
     wanted = [tensor.clone() for tensor in target]
     for w, s in zip(wanted, source, strict=True):
         for p, d in zip(src, dst, strict=True):
-            w[layers or slice(None), d] = s[layers or slice(None), p]
-    move_slots(source, src, target, dst, layers)
+            w[:, d] = s[:, p]
+    move_slots(source, src, target, dst)
     for found, right in zip([*source, *target], [*before, *wanted], strict=True):
-        assert torch.equal(bits(found), bits(right)), (src, dst, layers, found.shape, found.stride(), found.dtype)
+        assert torch.equal(bits(found), bits(right)), (src, dst, found.shape, found.stride(), found.dtype)
 
 
 CASES = 20 if INTERPRETED else 100
@@ -188,7 +151,7 @@ def test_a_move_is_bitwise_what_a_loop_does(path: str) -> None:
         src, dst = (some_slots(choice, capacity, count) for capacity in capacities)
         if choice.random() < 0.2 and src:
             src = [choice.choice(src) for _ in src]  # one source, several destinations
-        check(source, src, target, dst, choice.choice((None, slice(1, 2), slice(0, 2), slice(2, None))))
+        check(source, src, target, dst)
 
 
 def test_a_move_and_back_leaves_what_was_there(path: str) -> None:
@@ -214,20 +177,6 @@ def test_runs_are_where_both_sides_go_on_by_one() -> None:
     assert kernels_move._runs([2, 1, 0], [4, 5, 6]) == [(2, 4, 1), (1, 5, 1), (0, 6, 1)]
 
 
-def test_a_move_has_numbers_of_its_own_and_its_layers_go_one_by_one(path: str) -> None:
-    source, target = [noise((3, 30, 5), torch.bfloat16, 1)], [noise((3, 40, 5), torch.bfloat16, 2)]
-    src, dst = list(range(20)), list(range(39, 19, -1))
-    wanted = target[0].clone()
-    wanted[:, dst] = source[0][:, src].to(wanted.device)
-    move = Move(source, src, target, dst)
-    src.reverse()
-    dst[:] = [0] * 20
-    for layer in (2, 0, 1):
-        assert not torch.equal(bits(target[0]), bits(wanted))
-        move.run(slice(layer, layer + 1))
-    assert torch.equal(bits(target[0]), bits(wanted))
-
-
 # ---------------------------------------------------------------- what is refused, before anything changes
 
 
@@ -249,9 +198,7 @@ def test_a_move_has_numbers_of_its_own_and_its_layers_go_one_by_one(path: str) -
     ],
     ids=str,
 )
-def test_what_cannot_be_moved_is_refused(path: str, change: dict[str, Any], reason: str) -> None:
-    if "GPU" in path:
-        pytest.skip("the tensors of the cases lie on a CPU")
+def test_what_cannot_be_moved_is_refused(change: dict[str, Any], reason: str) -> None:
     given = {"source": [noise((2, 4, 3), torch.float32, 1)], "src": [0, 1], "dst": [2, 3]}
     given |= {"target": [noise((2, 6, 3), torch.float32, 2)], **change}
     before = [tensor.clone() for tensor in (*given["source"], *given["target"])]  # type: ignore[misc]
@@ -267,14 +214,13 @@ def test_a_move_within_one_memory_is_refused() -> None:
         move_slots([whole[:, :4]], [0], [whole[:, 4:]], [0])
 
 
-def test_tensors_without_content_no_slots_and_no_layers_are_nothing_to_do() -> None:
+def test_tensors_without_content_and_no_slots_are_nothing_to_do() -> None:
     meta, here = torch.empty((2, 4, 3), device="meta"), noise((2, 4, 3), torch.float32, 1)
     before = here.clone()
     move_slots([meta], [0], [here], [1])
     move_slots([here], [0], [meta], [1])
     move_slots([], [0], [], [1])
     move_slots([here.clone()], [], [here], [])
-    move_slots([here.clone()], [0], [here], [1], slice(2, None))
     assert torch.equal(here, before)
 
 
@@ -282,46 +228,25 @@ def test_tensors_without_content_no_slots_and_no_layers_are_nothing_to_do() -> N
 
 
 @pytest.mark.parametrize("paged", [False, True])
-@pytest.mark.parametrize(
-    ("layers", "capacity", "size"), [(4, 1024, 2048), (1, 1 << 15, 64), (2, 8, 1 << 22), (32, 512, 1000)]
-)
-@pytest.mark.parametrize("each", [False, True], ids=["scattered", "alike"])
-def test_no_temporary_is_larger_than_a_chunk_but_the_slots_numbers(
-    layers: int, capacity: int, size: int, paged: bool, each: bool
-) -> None:
-    source = [torch.zeros((layers, capacity, size), dtype=torch.uint8)]
-    made = torch.zeros((capacity, layers, size), dtype=torch.uint8).transpose(0, 1)
+@pytest.mark.parametrize("alike", [False, True], ids=["scattered", "alike"])
+def test_no_temporary_grows_with_what_is_moved(paged: bool, alike: bool) -> None:
+    source = [torch.zeros((4, 1024, 2048), dtype=torch.uint8)]
+    made = torch.zeros((1024, 4, 2048), dtype=torch.uint8).transpose(0, 1)
     target = [made if paged else source[0].clone()]
-    src = list(range(capacity))
-    dst = src if each else random.Random(1).sample(src, capacity)
+    src = list(range(1024))
+    dst = src if alike else random.Random(1).sample(src, 1024)
     for call in (lambda: move_slots(source, src, target, dst), lambda: move_slots(target, dst, source, src)):
         with Made() as seen:
             call()
-        assert max(seen.sizes, default=0) <= max(kernels.CHUNK, 8 * capacity)
+        assert max(seen.sizes, default=0) <= 8 * 1024
 
 
 def test_nothing_that_a_device_holds_is_ever_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors of the meta device stand for a device's: they have no content, and whoever asks for it raises."""
     device = torch.empty((2, 40, 300), device="meta", dtype=torch.int64)
     for host in (torch.zeros((2, 40, 300), dtype=torch.int64), page_first(40, 2, (300,), torch.int64, 3)):
-        for move in (kernels_move._move_in_place, kernels_move._move_staged):
-            move(device, host.to("meta"), [1, 2, 3], [4, 5, 6])
-            move(host.to("meta"), device, [1, 2, 3], [4, 5, 6])
-
-
-def test_a_few_slots_that_lie_apart_are_copied_without_the_rest_of_their_memory() -> None:
-    """torch makes a whole tensor contiguous before it selects from it. Only its profiler shows that."""
-    host = torch.zeros((1 << 14, 2, 512), dtype=torch.uint8).transpose(0, 1)[:1]
-    device = torch.zeros((1, 64, 512), dtype=torch.uint8)
-    slots = random.Random(1).sample(range(1 << 14), 40)
-    for call in (
-        partial(move_slots, [host], slots, [device], range(40)),
-        partial(move_slots, [device], range(40), [host], slots),
-    ):
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as seen:
-            call()
-        sizes = [event.self_cpu_memory_usage for event in seen.events()]
-        assert 0 < max(sizes) <= kernels.CHUNK
+        kernels_move._move_in_place(device, host.to("meta"), [(1, 4, 3)])
+        kernels_move._move_in_place(host.to("meta"), device, [(1, 4, 3)])
 
 
 # ---------------------------------------------------------------- triton

@@ -12,7 +12,6 @@ import torch
 from prefixloom import Buffer, Component, InputError, Manifest, Path, Point, TierManifest, compose
 from prefixloom.contract.manifest import DTYPE_BYTES, LAYOUTS, Layout
 from prefixloom.device.host_pool import HostPool, in_one_piece
-from prefixloom.device.kernels_move import Move
 from prefixloom.device.pool import Pool
 from prefixloom.testing.inside.backdoor import tier_lanes
 from prefixloom.tiers import host_lane as lane_host
@@ -139,19 +138,6 @@ def test_content_moves_whole_and_by_layers_whatever_the_layouts(layouts: tuple[L
                     wanted[buffer.name][at, dst] = before[buffer.name][at, src]
         assert holds(target, wanted)
         assert holds(source, before)
-
-
-@BOTH
-def test_a_move_goes_whole_or_by_layers_and_may_be_done_again(layouts: tuple[Layout, Layout]) -> None:
-    source, target = pool(layouts[0]), below(layouts[1])
-    wanted = fill(target, 3)
-    transfer = Move(list(source.buffers.values()), [2, 7], list(target.buffers.values()), [10, 0])
-    for seed, layers in enumerate((slice(0, 1), None, slice(1, 2), None)):
-        before = fill(source, 20 + seed)
-        transfer.run(layers)
-        for name, tensor in wanted.items():
-            tensor[layers or slice(None), [10, 0]] = before[name][layers or slice(None)][:, [2, 7]]
-        assert holds(target, wanted)
 
 
 def test_a_page_goes_in_one_piece_where_both_sides_keep_it_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -216,7 +216,6 @@ OTHERS_PRIVATE = {
     "bench.foreign.sglang": {"_mamba_cache_chunk_size"},  # of a peer
     "bench.foreign.vllm": {"_mamba_block_aligned_split"},  # of a peer
     "bench.peers.rows": {"_exit"},  # of ``os``
-    "bench.workloads.slot_kernels": {"_foreach_copy_"},  # of torch
     "prefixloom_engine.contract.weights": {"_version"},  # of torch
     "prefixloom_engine.hf.identity": {
         "_parameters",

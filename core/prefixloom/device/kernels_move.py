@@ -6,16 +6,15 @@ be contiguous: a pool may keep all layers of a slot together (page-first), and i
 on CUDA and the other in pinned memory of the host, or both are on a CPU. Source and target share no memory, and no slot
 is written twice, so the pairs of a call may be copied in any order. The copy is bitwise for any dtype.
 
-On a CPU no temporary is larger than ``kernels.CHUNK``, beside the slots' numbers. On CUDA everything is enqueued on the
-current stream and nothing waits: the caller keeps the memory of both pools until that stream has run the copies. These
-functions know no pool, no component and no owner of a slot. Tensors on the meta device have no content: for them
-nothing is done.
+Nothing takes a temporary that grows with the data. On CUDA everything is enqueued on the current stream and nothing
+waits: the caller keeps the memory of both pools until that stream has run the copies. These functions know no pool, no
+component and no owner of a slot. Tensors on the meta device have no content: for them nothing is done.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ..errors import InputError
 from . import kernels
@@ -25,98 +24,36 @@ if TYPE_CHECKING:
 
     Pair = tuple[Tensor, Tensor]
 
-STAGE = 1 << 25
-"""The most bytes that are gathered at a time on a CUDA device without Triton."""
 
-
-def move_slots(
-    source: Sequence[Tensor],
-    src: Sequence[int],
-    target: Sequence[Tensor],
-    dst: Sequence[int],
-    layers: slice | None = None,
-) -> None:
-    """Copy slots from tensors to others: ``t[layers, d] = s[layers, p]`` for each pair (p, d) of slots and (s, t) of
-    tensors.
-
-    ``layers`` counts the tensors' own layers; all of them by default.
-    """
-    Move(source, src, target, dst).run(layers)
-
-
-class Move:
-    """A checked move, which can be run in parts (some layers at a time).
-
-    It copies the slots' numbers, so the caller may change its own lists afterwards.
-    """
-
-    __slots__ = ("_dst", "_index", "_pairs", "_runs", "_src")
-
-    def __init__(
-        self, source: Sequence[Tensor], src: Sequence[int], target: Sequence[Tensor], dst: Sequence[int]
-    ) -> None:
-        self._src, self._dst = tuple(src), tuple(dst)
-        if len(source) != len(target) or len(src) != len(dst):
-            raise InputError(
-                f"what is moved and where to differ in number: {len(source)} and {len(target)} tensors, {len(src)} "
-                f"and {len(dst)} slots"
-            )
-        pairs = [(s, t) for s, t in zip(source, target, strict=True) if not (s.is_meta or t.is_meta)]
-        self._pairs: list[Pair] = []
-        if not pairs or not self._src:
-            return
-        for pair in pairs:
-            _check(*pair)
-        kernels.check_slots([s for s, _ in pairs], self._src)
-        kernels.check_slots([t for _, t in pairs], self._dst)
-        if len(set(self._dst)) != len(self._dst):
-            raise InputError("a slot is to be written twice in one move: which of the two would stay is not said")
-        self._pairs = [_words(*pair) for pair in pairs]
-        self._runs = _runs(self._src, self._dst)
-        self._index: Pair | None = None  # the slots' numbers of both sides as tensors, made on first use
-
-    def run(self, layers: slice | None = None) -> None:
-        """Move these layers, on the current stream of the device if there is one."""
-        pairs = self._pairs if layers is None else [(s[layers], t[layers]) for s, t in self._pairs]
-        pairs = [pair for pair in pairs if len(pair[0])]
-        if not pairs:
-            return
-        devices = [tensor for tensor in pairs[0] if tensor.device.type != "cpu"]
-        if devices:
-            self._across(pairs, devices[0])
-        else:
-            self._here(pairs)
-
-    def _indices(self, device: Tensor) -> Pair:
-        if self._index is None:
-            self._index = kernels.index_of(self._src, [device]), kernels.index_of(self._dst, [device])
-        return self._index
-
-    def _here(self, pairs: list[Pair]) -> None:
-        """Copy on a CPU: with a call for each run where runs are long, else by index."""
-        slots, runs = len(self._src), len(self._runs)
-        for source, target in pairs:
-            if runs < kernels.FEW or _slot_bytes(source) * slots >= kernels.DIRECT * runs:
-                for s, d, count in self._runs:
-                    target.narrow(1, d, count).copy_(source.narrow(1, s, count))
-                continue
-            for part in _pieces(source, target):
-                _move_by_index(*part, *self._indices(source))
-
-    def _across(self, pairs: list[Pair], device: Tensor) -> None:
-        """Copy between CUDA and the host. Triton needs one launch for all pairs of a shape, and uses pinned memory in
-        place.
-        """
-        triton: Any = kernels.triton_for([device])
-        if triton is not None:
-            triton.move(pairs, *self._indices(device))
-            return
-        for source, target in pairs:
-            host = source if source.device.type == "cpu" else target
-            if host.stride(0) == host.shape[2] and len(host) > 1:
-                _move_staged(source, target, self._src, self._dst)
-            else:
-                _move_in_place(source, target, self._src, self._dst)
+def move_slots(source: Sequence[Tensor], src: Sequence[int], target: Sequence[Tensor], dst: Sequence[int]) -> None:
+    """Copy slots from tensors to others: ``t[:, d] = s[:, p]`` for each pair (p, d) of slots and (s, t) of tensors."""
+    if len(source) != len(target) or len(src) != len(dst):
+        raise InputError(
+            f"what is moved and where to differ in number: {len(source)} and {len(target)} tensors, {len(src)} and "
+            f"{len(dst)} slots"
+        )
+    pairs = [(s, t) for s, t in zip(source, target, strict=True) if not (s.is_meta or t.is_meta)]
+    if not pairs or not len(src):
+        return
+    for pair in pairs:
+        _check(*pair)
+    kernels.check_slots([s for s, _ in pairs], src)
+    kernels.check_slots([t for _, t in pairs], dst)
+    if len(set(dst)) != len(dst):
+        raise InputError("a slot is to be written twice in one move: which of the two would stay is not said")
+    pairs = [_words(*pair) for pair in pairs]
+    device = next((tensor for tensor in pairs[0] if tensor.device.type != "cpu"), None)
+    triton = None if device is None else kernels.triton_for([device])
+    if device is not None and triton is not None:  # one launch for all pairs of a shape, from pinned memory in place
+        triton.move(pairs, kernels.index_of(src, [device]), kernels.index_of(dst, [device]))
+        return
+    runs = _runs(src, dst)
+    for s, t in pairs:
+        if device is not None:
+            _move_in_place(s, t, runs)
+            continue
+        for p, d, count in runs:
+            t.narrow(1, d, count).copy_(s.narrow(1, p, count))
 
 
 # ---------------------------------------------------------------- checks and runs
@@ -180,58 +117,12 @@ def _runs(src: Sequence[int], dst: Sequence[int]) -> list[tuple[int, int, int]]:
     return found
 
 
-# ---------------------------------------------------------------- on a CPU
-
-
-def _slot_bytes(tensor: Tensor) -> int:
-    """Bytes of one slot in all layers together."""
-    return tensor.shape[0] * tensor.shape[2] * tensor.element_size()
-
-
-def _pieces(source: Tensor, target: Tensor) -> Iterator[Pair]:
-    """Yield parts of both tensors in which one slot is at most a chunk: some layers, or some words of one layer."""
-    size = source.element_size()
-    words = max(1, min(source.shape[2], kernels.CHUNK // size))
-    layers = max(1, kernels.CHUNK // (words * size))
-    for low in range(0, len(source), layers):
-        for start in range(0, source.shape[2], words):
-            yield (
-                source[low : low + layers, :, start : start + words],
-                target[low : low + layers, :, start : start + words],
-            )
-
-
-def _move_by_index(source: Tensor, target: Tensor, src: Tensor, dst: Tensor) -> None:
-    count = max(1, kernels.CHUNK // _slot_bytes(source))
-    for s, d in zip(kernels.parts(src, count), kernels.parts(dst, count), strict=True):
-        chosen = source.index_select(1, s) if source.is_contiguous() else source[:, s]  # or all of it is copied first
-        target.index_copy_(1, d, chosen)
-
-
-# ---------------------------------------------------------------- between CUDA and the host
-
-
-def _move_in_place(source: Tensor, target: Tensor, src: Sequence[int], dst: Sequence[int]) -> None:
-    """Copy with a call for each layer and run. Both sides of a call are contiguous: otherwise torch would wait."""
-    packed = source.stride(1) == target.stride(1) == source.shape[2]
-    for s, d, count in _runs(src, dst) if packed else ((s, d, 1) for s, d in zip(src, dst, strict=True)):
-        for to, of in zip(target.narrow(1, d, count), source.narrow(1, s, count), strict=True):
-            to.copy_(of, non_blocking=True)
-
-
-def _move_staged(source: Tensor, target: Tensor, src: Sequence[int], dst: Sequence[int]) -> None:
-    """Copy with a call for each slot, if the host keeps all layers of a slot together, through a staging tensor of the
-    same layout on the device.
+def _move_in_place(source: Tensor, target: Tensor, runs: Sequence[tuple[int, int, int]]) -> None:
+    """Copy between CUDA and the host without Triton, with a call for each layer and run. Both sides of a call are
+    contiguous: otherwise torch would wait.
     """
-    count = max(1, STAGE // _slot_bytes(source))
-    for low in range(0, len(src), count):
-        s, d = src[low : low + count], dst[low : low + count]
-        if source.device.type == "cpu":
-            stage = target.new_empty((len(s), len(source), source.shape[2]))
-            for page, slot in zip(stage, s, strict=True):
-                page.copy_(source.select(1, slot), non_blocking=True)
-            target.index_copy_(1, kernels.index_of(d, [target]), stage.transpose(0, 1))
-        else:
-            stage = source.transpose(0, 1).index_select(0, kernels.index_of(s, [source]))
-            for slot, page in zip(d, stage, strict=True):
-                target.select(1, slot).copy_(page, non_blocking=True)
+    packed = source.stride(1) == target.stride(1) == source.shape[2]
+    for first, to, length in runs:
+        for s, d, count in [(first, to, length)] if packed else [(first + n, to + n, 1) for n in range(length)]:
+            for into, of in zip(target.narrow(1, d, count), source.narrow(1, s, count), strict=True):
+                into.copy_(of, non_blocking=True)

@@ -119,9 +119,10 @@ class Race:
         for slots, found, is_write in ((reads, states, False), (writes, map(book.get, writes), True)):
             for state in {*found} - {None}:
                 assert state is not None
-                if (race := state.unordered(clock, is_write)) is not None:
+                if (earlier := state.unordered(clock, is_write)) is not None:
+                    old, did = earlier
                     racing = [slot for slot in dict.fromkeys(slots) if book.get(slot) is state]
-                    raise _error(new, is_write, *race, clock, pool, racing)
+                    raise _error(new, is_write, old, did, clock, pool, racing)
         kept = None if stream.inline else new
         after = _after_read({*states}, clock, kept)
         book.update(zip(reads, map(after.__getitem__, states), strict=True))
