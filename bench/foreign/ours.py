@@ -71,15 +71,10 @@ class OurCache(ForeignCache):
         self._making = []
 
     def extend(self, request: OurRequest, count: int) -> None:
-        """A prompt's chunk ends where a state is worth a checkpoint: at the branch, and at the last boundary."""
+        """A prompt's chunk ends where a state is worth a checkpoint."""
         sequence = request.sequence
-        last = (request.prompt - 1) // self.page * self.page
-        for stop in sorted({sequence.branch or 0, last}):
-            if sequence.reserved < stop:
-                count = min(count, stop - sequence.reserved)
-                break
         try:
-            sequence.grow(count)
+            sequence.grow(sequence.next_stop(count) - sequence.reserved)
         except (CapacityError, InputError):
             raise NoRoom from None
         self._making.append(request)

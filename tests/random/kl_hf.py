@@ -105,13 +105,11 @@ class Traffic:
             talks.said[number] += tokens[-REPLY:]
 
     def _prefilled(self, it: Any, tokens: list[int]) -> torch.Tensor:
-        """In chunks that end on boundaries, where states are kept, and where prompts part."""
+        """In chunks that end where states are kept."""
         served, rows = self.served, []
-        stops = {it.branch or 0, len(tokens) // served.page * served.page, len(tokens)}
         chunk = self.rng.choice((1, 2, 4)) * 64
-        stops |= set(range(chunk, len(tokens), chunk))
-        for stop in sorted(stop for stop in stops if stop > it.ready):
-            rows.append(served.compute(it, tokens, (stop,)))
+        while it.committed < len(tokens):
+            rows.append(served.compute(it, tokens, (it.next_stop(chunk),)))
             it.publish()
         return torch.cat(rows)
 

@@ -71,10 +71,9 @@ class Traffic:
         told.restored += sequence.restore().ready - here
         start, told.hit = sequence.ready, told.hit + sequence.ready
         chunk = rng.choice((64, 128, 256))
-        ends = {*range(chunk, len(tokens), chunk), sequence.branch or 0, len(tokens) // 64 * 64, len(tokens)}
         rows = []
-        for end in sorted(end for end in ends if end > start):
-            rows.append(forward(self.model, self.cache, sequence, [end]))
+        while sequence.committed < len(tokens):
+            rows.append(forward(self.model, self.cache, sequence, [sequence.next_stop(chunk)]))
             sequence.publish()
         for _ in range(REPLY):
             tokens.append(int(rows[-1][-1].argmax()))

@@ -57,6 +57,10 @@ def check_full(scheduler: Any, rows: list[Any]) -> None:
         job, end = row.job, row.span.end
         if end < job.prefill_end and job.media is None:
             last = (job.prefill_end - 1) // page * page
-            stops = end in job.prefill_stops or (scheduler.stateful and end == last)
+            parts = scheduler.cache.composition.parts
+            due = any(part.manifest.checkpoint_every and end % part.manifest.checkpoint_every == 0 for part in parts)
+            stops = (
+                end in job.prefill_stops or end == row.sequence.branch or (scheduler.stateful and (end == last or due))
+            )
             assert end % page == 0, f"a chunk ends at {end}, on no boundary of {page}"
             assert stops or left < page, f"a chunk ends at {end}, and {left} tokens more were in the budget"

@@ -9,6 +9,7 @@ A sequence checks arguments and calls operations on its ``Running``, which holds
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Any
 
@@ -20,7 +21,7 @@ from ..operations.publish import close, publish
 from ..operations.retain import commit, rewind
 from ..operations.room import grow, grow_arriving
 from ..operations.state import Core, Running
-from ..operations.step import check_alone, fill_alone
+from ..operations.step import check_alone, fill_alone, next_stop
 from ..operations.teardown import give_back
 from ..operations.tier_answers import Restored
 from ..tree.expiries import check_until
@@ -169,6 +170,17 @@ class Sequence(Handle):
         """Pages (or slots) of a component that this sequence owns."""
         lane, holding = self._running.holding(component)
         return lane.owned(holding)
+
+    def next_stop(self, budget: int, *, stops: Iterable[int] = ()) -> int:
+        """Where the next step of at most ``budget`` tokens should end, so that what it computes can be resumed.
+
+        A state is kept only where a step ends, and only if ``publish`` is called then. ``stops`` are boundaries that
+        the engine wants besides, for example where a waiting prompt parts from this one. Past the named tokens, all of
+        ``budget`` is used.
+        """
+        if budget.__class__ is not int or budget < 1:
+            raise InputError(f"next_stop takes a number of tokens from 1 up, got {budget!r}")
+        return next_stop(self._core, self._running, budget, stops)
 
     # ------------------------------------------------------------ running
     def restore(self) -> Restored:

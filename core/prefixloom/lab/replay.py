@@ -65,7 +65,6 @@ class Active:
         "request",
         "restored",
         "sequence",
-        "stops",
         "tokens",
         "walked",
     )  # fmt: skip
@@ -78,7 +77,6 @@ class Active:
         self.hit = self.restored = self.walked = -1
         self.first = -1.0
         self.limited_by: str | None = None
-        self.stops: tuple[int, ...] = ()
         self.alone: Mapping[str, int] | None = None
 
 
@@ -539,7 +537,6 @@ class Replay(Serving):
             self._look(active, plan, sequence.ready - plan.ready)
         active.launched = sequence.ready
         active.end = count + active.decoded
-        active.stops = () if sequence.branch is None else (sequence.branch,)
         return True
 
     def _look(self, active: Active, plan: MatchPlan, restored: int) -> None:
@@ -550,19 +547,9 @@ class Replay(Serving):
             active.alone = self._cache.explain(plan, closely=False).alone
 
     def _compute(self, active: Active) -> None:
-        start, page, named = active.launched, self._page, active.named.count
-        end = min(start + self._chunk, active.end)
-        if end < active.end:
-            end = end // page * page
-        if self._stateful:
-            last = (named - 1) // page * page
-            if start < last < end:
-                end = last
-        for stop in active.stops:
-            if start < stop < end:
-                end = stop
-        sequence = active.sequence
+        sequence, start = active.sequence, active.launched
         assert sequence is not None
+        end = min(sequence.next_stop(self._chunk), active.end)
         sequence.grow(end - start)
         self._step(sequence)
         active.launched = end

@@ -10,6 +10,7 @@ publication (``_followed``) comes after it.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence as Many
 from typing import Any
 
@@ -20,7 +21,7 @@ from ..errors import CapacityError, PrefixloomError
 from ..tree.expiries import NEVER
 from ..tree.keys import clipped
 from ..tree.lane import Lane
-from ..tree.radix import Node, path_key
+from ..tree.radix import Node, climb, path_key
 from ..tree.state_lane import CodedLane, StateCell, StateLane
 from .lease import ask_receipts, move_anchor, sweep
 from .retain import retain_published
@@ -28,6 +29,8 @@ from .room import make_room
 from .state import Core, Running
 from .step import run_apart
 from .teardown import end_half_way, end_running, give_back
+
+log = logging.getLogger("prefixloom")
 
 Slots = Many[tuple[Lane, set[int]]]
 
@@ -171,8 +174,39 @@ def close(core: Core, running: Running) -> None:
         if running.held:
             give_back(core, running)
         raise
+    if core.misses_states:
+        _warn_of_no_state(core, running)
     if running.held:
         give_back(core, running)
+
+
+def _warn_of_no_state(core: Core, running: Running) -> None:
+    """Warn, once per cache, of a prompt that was published without any state and so cannot be resumed (# 0086).
+
+    An engine's first steps end at the prompt's end, where no state can be kept, and nothing fails by it. Where a state
+    was evicted or left out on purpose, that may be why there is none.
+    """
+    shape = core.shape
+    resumable = running.match.count - max(1, shape.lookahead)
+    if not running.ready < resumable // shape.page * shape.page <= running.published:
+        return
+    if any(lane.evicted for lane in shape.state_lanes):
+        core.misses_states = False
+        return
+    lacking = [lane for lane in shape.state_lanes if lane.shared]
+    node = running.node
+    while node.end > running.ready:
+        lacking = [lane for lane in lacking if node.cells[lane.index] is None]
+        node = node.parent
+    if lacking and climb(node, 0) is core.index.tree.roots.get(running.namespace):
+        core.misses_states = False
+        names = " and ".join(repr(lane.name) for lane in lacking)
+        log.warning(
+            "%r: its prompt was computed and no state of %s was kept, so no request can resume it. A state is kept "
+            "only if a step ends at a boundary and the sequence is published then: let each step of a prompt end at "
+            "sequence.next_stop(budget), and call sequence.publish() after it. This is said once per cache",
+            running, names,
+        )  # fmt: skip
 
 
 def _stops(core: Core, running: Running, upto: int) -> list[int]:

@@ -591,7 +591,7 @@ class Core:
 
     __slots__ = (
         "__weakref__", "below", "changing", "counts", "dropped", "flight", "guarded", "identity", "index", "inline",
-        "keys", "live", "plugins", "recorder", "shape", "streams", "tables", "unwritten", "watcher",
+        "keys", "live", "misses_states", "plugins", "recorder", "shape", "streams", "tables", "unwritten", "watcher",
     )  # fmt: skip
 
     below: Below | None
@@ -614,6 +614,8 @@ class Core:
         self.guarded = False
         self.changing: bool | str = False
         self.identity: Identity | None = None
+        self.misses_states = bool(shape.state_lanes)
+        """Whether a prompt that is published without a state is worth a warning: once, and if none was left out."""
         self.below = None
         self.watcher = None
         self.recorder: Recorder | None = None
@@ -662,6 +664,7 @@ class Core:
 
     def left_out(self, lane: Lane, running: Running, boundary: int, cause: str) -> None:
         """The state of ``running`` at ``boundary`` is not kept; ``cause`` as in a ``Change`` that is "refused"."""
+        self.misses_states = False
         if cause == "room":
             self.counts.skipped_checkpoints += 1
         if self.recorder is not None:

@@ -502,6 +502,32 @@ class Step:
                     holding.ready = holding not in due
 
 
+def next_stop(core: Core, running: Running, budget: int, stops: Iterable[int]) -> int:
+    """Return where the next step of ``running`` should end, at most ``budget`` tokens further (# 0086).
+
+    A state is kept only where a step ends. While named tokens are left to compute, a step ends at the first of these:
+    ``stops``, the branch, and the deepest boundary at which the same prompt can be resumed; else where the deepest
+    checkpoint is due or, without one, at the deepest boundary.
+    """
+    shape = core.shape
+    start, named, page = running.reserved, running.names.count, shape.page
+    end = start + budget
+    if start >= named:
+        return end
+    wanted = [*stops]
+    if shape.state_lanes:
+        resumable = named - max(1, shape.lookahead)
+        wanted += [running.branch or 0, resumable // page * page]
+        wanted += [
+            min(end, named) // lane.track_every * lane.track_every for lane in shape.state_lanes if lane.track_every
+        ]
+    if end >= named:
+        end = named
+    elif end // page * page > start:
+        end = end // page * page
+    return min([at for at in wanted if start < at < end], default=end)
+
+
 # ---------------------------------------------------------------- fills
 
 

@@ -31,7 +31,7 @@ class Job:
     ``prefill_end``       the length at which prefill ends; after a retraction this includes the answer so far
     ``answer_launched``   how many tokens of the answer are sampled or will be by launched passes
     ``unread_passes``     how many launched passes have sampled tokens that the planning thread has not read yet
-    ``prefill_stops``     boundaries at which a prefill step should end, so that a checkpoint is left there
+    ``prefill_stops``     boundaries at which a prefill step should end besides, since other jobs begin like this one
     ``attempt``           grows when everything in flight for the job becomes void
     ``device_row``        the index at which tensors on the device keep this job's newest token and guesses
     ``guesses_kept``      how many guesses of the last pass were right; -1: the draft model has not seen this job yet

@@ -203,20 +203,18 @@ class Session:
         A state can be kept only where a pass ends, so passes end at the boundaries at which states are useful.
         """
         last = len(self._ids) - 1
-        stops = set(range(self.ready + self._chunk, last, self._chunk)) if self._chunk else set()
-        if self._stateful:
-            stops |= {self.sequence.branch or 0, last // self._page * self._page}
-        if self._runner.rope is not None and self._regime:
-            stops = {stop for stop in stops if stop > self._runner.rope.limit}
-        if self._runner.scans_from_zero and last:
-            first = self.ready + 1 if self.ready else min(stop for stop in stops | {last} if stop)
-            stops = set(range(first, last + 1))
+        rope, one_by_one = self._runner.rope, self._runner.scans_from_zero
+        shortest = rope.limit + 1 if rope is not None and self._regime else 0  # where the first pass ends at the least
         with torch.no_grad():
-            for stop in sorted(stops):
-                start = self.sequence.committed
-                stop = self._images.pass_end(start, stop)
-                if not start < stop <= last:
-                    continue
+            while (start := self.sequence.committed) < last:
+                budget = 1 if one_by_one and start else self._chunk or len(self._ids)
+                if start < shortest:
+                    budget = max(budget, shortest + self._page - start)
+                stop = self._images.pass_end(start, max(self.sequence.next_stop(budget), shortest))
+                if one_by_one:
+                    stop = min(stop, last)
+                if stop > last:
+                    return
                 ids = torch.tensor([self._ids[start:stop]], device=self._hf.model.device)
                 self._runner.call(ids, torch.arange(start, stop, device=ids.device)[None], None, 1)
 

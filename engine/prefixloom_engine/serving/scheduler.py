@@ -10,8 +10,8 @@ planned step's slots are reserved in the pools when it is planned. The rules:
 - Of several tenants the one that runs least comes first, and that was served least (``tenants``). If it lacks a row or
   pages that another one has beyond its share, a job of that one is retracted. Ranks and the policy's order hold among
   the jobs of one tenant.
-- A prefill step ends where a checkpoint is useful: at the end of a chunk, at the branch that the match reported, at the
-  last boundary of the prompt, and where a waiting job's prompt diverges from this one.
+- A prefill step ends where a state is worth keeping (``Sequence.next_stop``), and where a waiting job's prompt diverges
+  from this one.
 - A job waits while a running one computes a prefix that both have, instead of computing the same tokens again.
 - A job whose step failed is computed alone, one such job per step, until it has passed the place where it failed. So
   only the job whose own step fails is held to be the cause.
@@ -263,23 +263,16 @@ class Scheduler:
         return max(budget, 0)
 
     def _chunk_end(self, job: Job, budget: int, alone: bool) -> int:
-        """Where the next chunk ends: at the end of the prompt or on a boundary.
+        """Return where the next chunk ends: at the end of the prompt or on a boundary. Its start: not in this step.
 
         ``alone``: nothing else is planned, so the chunk reaches at least the next boundary.
         """
-        start, page = job.launched, self.page
-        end = min(start + budget, job.prefill_end)
-        if end < job.prefill_end:
-            end = end // page * page
-            if end <= start and alone:
-                end = min(start // page * page + page, job.prefill_end)
-        if self.stateful:
-            last = (job.prefill_end - 1) // page * page
-            if start < last < end:
-                end = last
-        for stop in job.prefill_stops:
-            if start < stop < end:
-                end = stop
+        assert job.sequence is not None
+        start = job.launched
+        to_boundary = self.page - start % self.page
+        end = job.sequence.next_stop(max(budget, to_boundary) if alone else budget, stops=job.prefill_stops)
+        if end < job.prefill_end and end - start < to_boundary:
+            return start
         return end if job.media is None else job.media.pass_end(start, end)
 
     # ------------------------------------------------------------ admission
@@ -354,6 +347,8 @@ class Scheduler:
     def _open(self, job: Job) -> bool:
         """Open the sequence of a waiting job and begin its restore. False: a pool is too short."""
         request = job.request
+        if job.key.count < len(job.tokens):  # a token was in flight when it was retracted
+            job.key = encode(job.tokens)
         try:
             sequence = self.cache.open(
                 job.key, namespace=job.namespace, leave=1, extra=job.extra, label=request.label,
@@ -410,7 +405,7 @@ class Scheduler:
             job.handover = (
                 None  # its beginning was evicted here, or tokens were answered since: the job is computed here
             )
-        job.prefill_stops = {sequence.branch} if sequence.branch else set()
+        job.prefill_stops = set()
         self.counts.restored += brought
         if job.handover is not None:
             job.answer.prefill_hit = job.handover.hit

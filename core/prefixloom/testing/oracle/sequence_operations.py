@@ -89,6 +89,45 @@ class SequenceOperations(ComparedCache):
         self.extend(run, length + self.model.lookahead)
         self.compare("grow", may_lose=wanted)
 
+    def do_advance(self, number: int, budget: int) -> None:
+        """Reserve up to where the sequence says that the next step should end, run that step alone, and publish.
+
+        If that is a boundary, every state component must have a state to publish there.
+        """
+        run = self.pick(number)
+        if run is None or run.reserved != run.committed or self.has_lost_state(run):
+            return
+        number = [each for each in self.running if not each.gone].index(run)
+        stop = run.sequence.next_stop(budget)
+        self.check_next_stop(run, budget, stop)
+        self.do_grow(number, stop - run.reserved)
+        if run.reserved < stop:
+            return
+        self.do_step(1 << self.running.index(run), 0)
+        if self.model.publishable(run) == stop > run.published:
+            for f in self.model.facts:
+                kept = self.model.checkpoint(f, run, stop) if f.boundary else stop
+                require(kept == stop, "%s: a step ended at %s, and its state is of %s", f.name, stop, kept)
+            self.count("stopped at a boundary")
+        self.do_publish(number, -1)
+
+    def check_next_stop(self, run: ModelSequence, budget: int, stop: int) -> None:
+        """Check that the next step ends at a boundary if it can, and passes none where a state is worth a slot."""
+        start, page = run.reserved, self.model.page
+        longest = start + budget
+        require(start < stop <= longest, "a step from %s of at most %s ends at %s", start, budget, stop)
+        if start >= run.named:
+            require(stop == longest, "a step from %s of at most %s ends at %s", start, budget, stop)
+            return
+        longest = min(longest, run.named)
+        whole = stop == longest and (longest == run.named or longest // page * page <= start)
+        require(whole or stop % page == 0, "a step from %s to %s ends at %s, off a boundary", start, longest, stop)
+        states = [f for f in self.model.facts if f.boundary]
+        for at in (self.model.limit(run.named, 1), run.sequence.branch or 0) if states else ():
+            require(not start < at < stop, "a step from %s to %s passes %s", start, stop, at)
+        for at in (longest // f.every * f.every for f in states if f.every):
+            require(not start < at < stop, "a step from %s to %s passes the checkpoint at %s", start, stop, at)
+
     def do_arrive(self, number: int, count: int) -> None:
         """Reserve for tokens computed elsewhere: only the pages that resuming at their end needs get slots."""
         run = self.pick(number)

@@ -41,6 +41,7 @@ def arguments(longest: int) -> dict[str, tuple[st.SearchStrategy[Any], ...]]:
         "lease": (NUMBER,),
         "release": (NUMBER, st.integers(0, 2)),
         "grow": (NUMBER, st.integers(-2, longest)),
+        "advance": (NUMBER, st.integers(1, longest)),
         "arrive": (NUMBER, st.integers(1, longest)),
         "append": (NUMBER, st.integers(1, 9)),
         "step": (st.integers(1, 31), small),

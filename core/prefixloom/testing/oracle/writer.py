@@ -14,7 +14,7 @@ EXTRA_KEYS: tuple[Hashable, ...] = ("an image", 1, True, 1.0)
 WEIGHTS = {
     "turn": 24, "open": 9, "grow": 12, "append": 7, "step": 14, "commit": 6, "publish": 12, "rewind": 6, "close": 10,
     "evict": 3, "match": 8, "plan": 4, "open_plan": 4, "lease": 4, "release": 5, "drop_namespace": 1, "flush": 0.6,
-    "poll": 1, "arrive": 2, "decode": 6, "illegal": 2,
+    "poll": 1, "arrive": 2, "decode": 6, "illegal": 2, "advance": 6,
 }  # fmt: skip
 ARRIVALS = {"beside": 10, "turn": 4, "decode": 3, "evict": 2, "close": 3, "rewind": 2, "match": 1}
 """The weights of scripts in which much of what is computed elsewhere arrives."""
@@ -125,6 +125,12 @@ class Writer:
             self.say("close", -2, 0)
         self.say("publish", -1, -1)
         self.say("close", -1, self.below(3))
+
+    def advance(self) -> None:
+        """Compute a part of a request, each step of which ends where a state can be kept."""
+        number, budget = self.below(5), self.chance.choice((1, self.unit, self.unit + 1, 1 + self.below(self.longest)))
+        for _ in range(1 + self.below(3)):
+            self.say("advance", number, budget)
 
     def tracked(self) -> None:
         """Write one request that is computed in whole pages, some steps of which fail, and published late."""
