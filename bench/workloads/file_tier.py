@@ -4,10 +4,10 @@
 
 A record has 16 tokens x 32 layers x 1 KiB. It is written from, and read into, the pages of a pool; ``--pool`` is their
 number, and with ``--pool 1`` the only page never leaves the processor's cache. Both sides write into files that exist
-already, because a store reuses its segments. The sides take turns every 64 records, each as often first as second. The
-store's side includes making and checking checksums. Keys are made beforehand: they belong to the caller, like the
-loop's offsets. Figures are thread CPU time, which is nearly all of the time: the data goes no further than the kernel's
-memory.
+already, because a full store writes over what it evicts. The sides take turns every 64 records, each as often first as
+second. The store's side includes making and checking checksums. Keys are made beforehand: they belong to the caller,
+like the loop's offsets. Figures are thread CPU time, which is nearly all of the time: the data goes no further than the
+kernel's memory.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def measure(records: int, pages: int, rounds: int, directory: str | None = None)
     with tempfile.TemporaryDirectory(dir=directory) as folder:
         file = os.open(Path(folder) / "plain", os.O_RDWR | os.O_CREAT, 0o600)
         os.posix_fallocate(file, 0, records * SIZE)
-        store = FileBackend(Path(folder) / "store", (records + 2 * 127) * (SIZE + 4096))
+        store = FileBackend(Path(folder) / "store", records * (SIZE + 4096))
         for turn in range(rounds + 2):  # the first two turns fill the files
             took = dict.fromkeys(times, 0.0)
             batches = [

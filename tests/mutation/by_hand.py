@@ -14,7 +14,7 @@ MATCH, PUBLISH, ROOM = (f"{CORE}/operations/{name}.py" for name in ("match", "pu
 PATH, PARTIAL, HOLDINGS = (f"{CORE}/tree/{name}.py" for name in ("path_lane", "partial_lane", "holdings"))
 POOL, FLIGHT = f"{CORE}/device/pool.py", f"{CORE}/device/flight.py"
 COPIES, RESTORE, PIECES = (f"{CORE}/tiers/{name}.py" for name in ("host_copies", "restore", "pieces"))
-FRAME, INDEX = f"{CORE}/storage/frame.py", f"{HICACHE}/records/index.py"
+FRAME, FILES = f"{CORE}/storage/frame.py", f"{HICACHE}/file_store/backend.py"
 SCHEDULER = "engine/prefixloom_engine/serving/scheduler.py"
 ARRIVAL, RECORDS, PEER, PREFILL = (
     f"engine/prefixloom_engine/disaggregation/{name}.py"
@@ -56,10 +56,12 @@ BY_HAND = (
     # checksums of headers
     Fragment("the checksum of a header is not asked", FRAME, "decode_header", "check != zlib.crc32(data[_FIRST_PART.size :], zlib.crc32(data[8:12]))", "False"),
     Fragment("the record of another fingerprint is an answer", FRAME, "RecordHeader.record", "self.fingerprint + self.content != key.address", "self.content != key.content"),
-    # the index of a store
-    Fragment("a record that was replaced is dropped with the old one", INDEX, "RecordIndex.drop", "entry is not None and table[content] is not entry", "False"),
-    Fragment("all records of others explain a miss", INDEX, "RecordIndex.missing", "not others and own not in self._tables", "not others"),
-    Fragment("a segment gets the name of an ignored file", f"{HICACHE}/file_store/segment_set.py", "SegmentSet._create_file", "(*self.by_name, *self.ignored)", "self.by_name"),
+    # the file store
+    Fragment("what went while it was read is damage", FILES, "FileBackend._get", "found = self._read(key, buffer)", "pass", at=1),
+    Fragment("all records of others explain a miss", FILES, "FileBackend._absent", "own not in folders", "True"),
+    Fragment("a shorter record keeps the end of the one before it", FILES, "FileBackend._write_once", "self._disk.cut(file.number, end)", ""),
+    Fragment("a full disk empties the store", FILES, "FileBackend._write", "room > self._used", "False"),
+    Fragment("what was not synced stays", FILES, "FileBackend._sync", "self._delete(name)", "self._unsynced.discard(name)"),
     # compaction of keyed queues
     Fragment("ranks are compacted to a list that is no heap", f"{CORE}/contract/queues.py", "BucketQueue.add", "sorted(self._buckets)", "list(self._buckets)[::-1]"),
     Fragment("ranks are never compacted", f"{CORE}/contract/queues.py", "BucketQueue.add", "self._ranks = sorted(self._buckets)", ""),

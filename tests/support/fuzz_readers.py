@@ -1,4 +1,4 @@
-"""A fuzz of the readers of records and segments: bytes that nobody wrote, and bytes that were damaged.
+"""A fuzz of the readers of records and fingerprints: bytes that nobody wrote, and bytes that were damaged.
 
     python -m tests.support.fuzz_readers --inputs 1000000 [--seed 0]
 
@@ -22,24 +22,13 @@ from prefixloom.storage import (
     NUMBERS,
     Fingerprint,
     Flaw,
-    HeaderPlace,
     Key,
     Record,
     decode_header,
     decode_record,
-    encode_fingerprint_header,
     encode_header,
 )
-from prefixloom_hicache.file_store.segment_format import (
-    HEAD_BYTES,
-    SegmentHead,
-    decode_head,
-    header_offset,
-    payload_start,
-    scan_headers,
-)
 
-GENERATION = 0x1234_5678_9ABC_DEF1
 ONE = Fingerprint("toy", "bfloat16", 16, "kv", "1", shapes={"kv": (2, 64)})
 Draw = random.Random
 Mutation = Callable[[Draw, bytearray], None]
@@ -55,28 +44,12 @@ def record_of(seed: int, size: int) -> Record:
 
 
 class Corpus:
-    """Valid bytes to start from: whole records, and a segment that holds them."""
+    """Valid bytes to start from."""
 
     def __init__(self) -> None:
-        self.records: dict[bytes, Record] = {}
-        self.frames: list[tuple[Key, HeaderPlace, bytes]] = []
-        size = HEAD_BYTES + 4096
-        segment = bytearray(SegmentHead(GENERATION, 1, size).encode().ljust(size, b"\0"))
         records = [record_of(seed, size) for seed, size in enumerate((1, 40, 255, 256, 300))]
-        end = HEAD_BYTES
-        for number, record in enumerate((None, *records)):
-            payload = ONE.text.encode() if record is None else bytes(record.payload)
-            place = HeaderPlace(GENERATION, header_offset(number, size))
-            start = payload_start(end, len(payload), number, size)
-            if record is None:
-                header = encode_fingerprint_header(ONE, place, start)
-            else:
-                header = encode_header(record, place, start)
-                self.records[record.key.address] = record
-                self.frames.append((record.key, place, header + payload))
-            end = start + len(payload)
-            segment[start:end], segment[place.offset : place.offset + HEADER_BYTES] = payload, header
-        self.segment = bytes(segment)
+        self.records = {record.key.address: record for record in records}
+        self.frames = [(record.key, encode_header(record) + bytes(record.payload)) for record in records]
 
 
 # ---------------------------------------------------------------- ways to damage
@@ -109,7 +82,7 @@ def extreme(draw: Draw, data: bytearray) -> None:
 
 
 def moved(draw: Draw, data: bytearray) -> None:
-    """Copy a part over another part, as when a recycled segment still has an old frame."""
+    """Copy a part over another part, as when a file was written over and still has an old part."""
     size = min(len(data), draw.choice((8, HEADER_BYTES, 2 * HEADER_BYTES)))
     source, target = (draw.randrange(0, len(data) - size + 1, draw.choice((1, HEADER_BYTES))) for _ in range(2))
     data[target : target + size] = data[source : source + size]
@@ -121,16 +94,14 @@ def nothing(draw: Draw, data: bytearray) -> None:
 
 def resealed(draw: Draw, data: bytearray) -> None:
     """Change a field of a header and correct its checksum, so that only the meaning can be wrong."""
-    slots = len(data) // HEADER_BYTES
-    if not slots:
+    if len(data) < HEADER_BYTES:
         return
-    base = 0 if slots < 16 else len(data) - HEADER_BYTES * draw.randrange(1, 8)  # those of a segment are at its end
-    at = base + draw.randrange(*draw.choice(((8, HEADER_BYTES), (16, 56))))  # anywhere, or in its numbers
+    at = draw.randrange(*draw.choice(((8, HEADER_BYTES), (16, 56))))  # anywhere, or in its numbers
     data[at] = draw.choice((0, 1, 0x7F, 0x80, 0xFF, draw.randrange(256)))
     if draw.random() < 0.2:
-        data[base + 10], data[base + 11] = draw.randrange(3), draw.choice((*NUMBERS.values(), 0, 9))
-    check = zlib.crc32(data[base + 16 : base + HEADER_BYTES], zlib.crc32(data[base + 8 : base + 12]))
-    data[base + 12 : base + 16] = struct.pack("<I", check)
+        data[10], data[11] = draw.randrange(3), draw.choice((*NUMBERS.values(), 0, 9))
+    check = zlib.crc32(data[16:HEADER_BYTES], zlib.crc32(data[8:12]))
+    data[12:16] = struct.pack("<I", check)
 
 
 MUTATIONS: tuple[Mutation, ...] = (flip, flip, cut, longer, noise, extreme, moved, nothing, resealed, resealed)
@@ -141,40 +112,16 @@ MUTATIONS: tuple[Mutation, ...] = (flip, flip, cut, longer, noise, extreme, move
 
 def try_frame(corpus: Corpus, draw: Draw) -> str:
     """The reader of one record: it returns what was written, or a reason."""
-    key, place, frame = draw.choice(corpus.frames)
+    key, frame = draw.choice(corpus.frames)
     data = bytearray(frame)
     _damage(draw, data)
     asked = key if draw.random() < 0.9 else key_of(draw.randrange(8))
-    found = decode_record(data, asked, draw.choice((None, place, HeaderPlace(GENERATION, 0))))
+    found = decode_record(data, asked)
     if isinstance(found, Flaw):
         return found.reason
     mine = corpus.records[asked.address]
     assert found.key == asked and found.payload == mine.payload, "a payload that nobody wrote"
     return "read"
-
-
-def try_segment(corpus: Corpus, draw: Draw) -> str:
-    """The scan of a segment: it ends, and what it finds is within bounds and in order."""
-    data = bytearray(corpus.segment)
-    for _ in range(draw.choice((1, 1, 2, 5))):
-        _damage(draw, data)
-    told = decode_head(bytes(data[:64]))
-    head = told if isinstance(told, SegmentHead) else SegmentHead(GENERATION, 1, len(corpus.segment))
-    end, number, found = HEAD_BYTES, -1, 0
-    for each in scan_headers(_reader(bytes(data)), head, past_damage=draw.random() < 0.9):
-        header, at = each.header, each.header.place.offset
-        assert each.number > number and at == header_offset(each.number, head.size), "out of order"
-        assert end <= header.payload_at < each.payload_end <= at <= len(data) - HEADER_BYTES, "out of bounds"
-        end, number, found = each.payload_end, each.number, found + 1
-        payload = data[header.payload_at : end]
-        if header.kind == "fingerprint":
-            Fingerprint.read(bytes(payload))
-            continue
-        record = corpus.records.get(header.fingerprint + header.content)
-        if record is not None:
-            answer = header.record(record.key, payload)
-            assert isinstance(answer, Flaw) or answer.payload == record.payload, "a payload that nobody wrote"
-    return f"index of {found}" if isinstance(told, SegmentHead) else told.reason
 
 
 def try_fingerprint(corpus: Corpus, draw: Draw) -> str:
@@ -192,15 +139,11 @@ def try_header(corpus: Corpus, draw: Draw) -> str:
     return found.reason
 
 
-TRIALS = (try_frame, try_frame, try_frame, try_frame, try_frame, try_segment, try_fingerprint, try_header)
+TRIALS = (try_frame, try_frame, try_frame, try_frame, try_frame, try_fingerprint, try_header)
 
 
 def _damage(draw: Draw, data: bytearray) -> None:
     draw.choice(MUTATIONS if data else (longer,))(draw, data)
-
-
-def _reader(data: bytes) -> Callable[[int, int], bytes]:
-    return lambda size, offset: data[offset : offset + size]
 
 
 def fuzz(inputs: int, seed: int = 0) -> Counter[str]:

@@ -10,6 +10,7 @@ from typing import Any
 from prefixloom.storage import HEADER_BYTES, Key
 from prefixloom.testing.laws.storage import BackendCase
 from prefixloom_hicache import FileBackend, MemoryBackend
+from prefixloom_hicache.file_store.backend import name_of
 
 
 def damage_memory(store: Any, key: Key, at: int, mask: int) -> None:
@@ -27,14 +28,13 @@ def reopen_file(store: Any) -> FileBackend:
 
 def abandon_file(store: Any) -> FileBackend:
     """What the kernel does when the process dies: the lock goes, and nobody closes anything."""
-    store._segments.lock.release()
+    store._directory.release()
     return FileBackend(store.directory, store.capacity)
 
 
 def damage_file(store: Any, key: Key, at: int, mask: int) -> None:
-    location = store.locate(key)
-    with open(store.directory / location.segment.name, "r+b") as file:
-        file.seek(location.payload_at + at)
+    with open(store.directory / name_of(key), "r+b") as file:
+        file.seek(at, 0 if at >= 0 else 2)  # what is not of the payload stands behind it
         (byte,) = file.read(1)
         file.seek(-1, 1)
         file.write(bytes([byte ^ mask]))

@@ -9,7 +9,7 @@ import itertools
 import sys
 from typing import Any
 
-SEGMENT, CAPACITY, LENGTH = 1 << 18, 1 << 23, 60
+CAPACITY, LENGTH = 1 << 23, 60
 
 
 def prompt(number: int) -> list[int]:

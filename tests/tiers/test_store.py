@@ -30,7 +30,7 @@ def file(tmp_path: File) -> Iterator[Callable[[], FileBackend]]:
         """The same store, opened by the next process."""
         if opened:
             opened[-1].close()
-        opened.append(FileBackend(tmp_path / "store", capacity=1 << 22, segment_bytes=1 << 20))
+        opened.append(FileBackend(tmp_path / "store", capacity=1 << 22))
         return opened[-1]
 
     yield again

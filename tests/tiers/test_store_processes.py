@@ -17,7 +17,7 @@ import pytest
 from prefixloom import StorageError, open_store
 from prefixloom_hicache import FileBackend
 from tests.support.helpers import settle
-from tests.support.store_process import CAPACITY, SEGMENT, parts, prompt
+from tests.support.store_process import CAPACITY, parts, prompt
 from tests.support.store_servers import azure, azure_url, mooncake, mooncake_url, redis, redis_url, s3, s3_url
 from tests.support.stores import behind, composed, idle, read_back
 from tests.support.tiers import serve
@@ -37,7 +37,7 @@ KINDS = [
 
 def url_of(kind: str, folder: File) -> str:
     if kind == "file":
-        return f"file:{folder / 'store'}?capacity={CAPACITY}&segment_bytes={SEGMENT}"
+        return f"file:{folder / 'store'}?capacity={CAPACITY}"
     return SERVERS[kind](f"{os.getpid()}-{folder.name}".lower().replace("_", "-"))
 
 
@@ -66,7 +66,7 @@ def test_a_reader_finds_what_the_writer_stored_while_both_run(tmp_path: File) ->
     with writer(url_of("file", tmp_path)) as process:
         early = said(process, 3)
         with pytest.raises(StorageError, match="has a writer already"):
-            FileBackend(folder, capacity=CAPACITY, segment_bytes=SEGMENT)
+            FileBackend(folder, capacity=CAPACITY)
         reading = FileBackend(folder, read_only=True)
         cache, _ = composed(*parts(), store=reading, tokens=512)
         assert {number: read_back(cache, [*prompt(number), 1]) for number in early} == early

@@ -32,15 +32,12 @@ from .contract import (
 )
 from .fingerprint import DIGEST_BYTES, MAX_TEXT, Fingerprint
 from .frame import (
-    DELETED,
     HEADER_BYTES,
     MAGIC,
     Flaw,
-    HeaderPlace,
     RecordHeader,
     decode_header,
     decode_record,
-    encode_fingerprint_header,
     encode_header,
 )
 from .keys import Key, key, links, next_link
@@ -49,7 +46,6 @@ from .url import UrlOption, options_of, seconds, shown_url, without_passwords, y
 
 __all__ = [
     "ALGORITHMS",
-    "DELETED",
     "DIGEST_BYTES",
     "FAULTS",
     "HEADER_BYTES",
@@ -65,7 +61,6 @@ __all__ = [
     "Checksum",
     "Fingerprint",
     "Flaw",
-    "HeaderPlace",
     "Key",
     "Miss",
     "Reason",
@@ -77,7 +72,6 @@ __all__ = [
     "UrlOption",
     "decode_header",
     "decode_record",
-    "encode_fingerprint_header",
     "encode_header",
     "flat",
     "function",

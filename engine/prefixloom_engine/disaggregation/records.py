@@ -225,7 +225,7 @@ def expect_content(data: memoryview, have: int, boundary: int, end: int, keys: C
         if isinstance(header, Flaw):
             raise InputError(f"the header of record {i}: {header.detail}")
         told = header.component, header.start, header.end, header.layout, header.size
-        if told != (run.component, run.start, run.end, LAYOUT, run.size) or header.deleted:
+        if told != (run.component, run.start, run.end, LAYOUT, run.size):
             raise InputError(f"record {i} is {told}, and {run} is needed")
         if header.fingerprint + header.content != wanted.address:
             raise InputError(f"record {i} is of another prompt, of other weights or of another layout")

@@ -10,7 +10,7 @@ Read ``host`` first. Each module or room imports only those that come later in t
 ``file_store``    a store in files of one machine
 ``servers``       stores on servers, which several engines share
 ``memory_store``  a store in this process's memory, for tests
-``records``       what stores share: a record as bytes, an index, counts
+``records``       what stores share: checks of a record's bytes, reasons of misses, counts
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """The store ``memory``: records in this process's memory, up to a number of bytes. It is for tests.
 
-It knows the room ``records`` and the contract of stores, and no other store.
+It knows the contract of stores and ``records``, and no other store.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,20 +15,18 @@ from prefixloom.storage import (
     DIGEST_BYTES,
     HEADER_BYTES,
     BackendType,
-    Flaw,
+    Fingerprint,
     Key,
     Miss,
     Record,
     Refused,
     Status,
     Stored,
-    decode_header,
     encode_header,
     flat,
 )
 
-from .records.counts import StoreCounts
-from .records.index import RecordIndex
+from .records import StoreCounts, checked, differences, foreign, header_for
 
 
 class MemoryBackend:
@@ -40,7 +38,10 @@ class MemoryBackend:
         self.capacity = capacity
         self._lock = threading.Lock()
         self._frames: OrderedDict[bytes, bytearray] = OrderedDict()
-        self._index: RecordIndex[bool] = RecordIndex()
+        self._digests: Counter[bytes] = Counter()
+        """The number of records by the digest of their fingerprint."""
+        self._fingerprints: dict[bytes, Fingerprint] = {}
+        self._last_asked: Fingerprint | None = None
         self._used = 0
         self._counts = StoreCounts()
         self._closed = False
@@ -53,21 +54,29 @@ class MemoryBackend:
     def _read(self, key: Key, into: memoryview | None) -> Record | Miss:
         if self._closed:
             return Miss(key, "closed")
+        self._last_asked = key.fingerprint
         frame = self._frames.get(key.address)
         if frame is None:
-            return self._index.missing(key)
+            return self._absent(key)
         size = max(len(frame) - HEADER_BYTES, 0)
-        if into is not None and len(into) < size:
-            return Miss(key, "size", f"the record has {size} bytes, the buffer {len(into)}")
-        target = memoryview(bytearray(size)) if into is None else into[:size]
-        target[:] = memoryview(frame)[HEADER_BYTES:]
-        header = decode_header(frame)
-        found = header if isinstance(header, Flaw) else header.record(key, target)
-        if isinstance(found, Flaw):
-            self._drop(key)
-            return Miss(key, found.reason, found.detail)
-        self._frames.move_to_end(key.address)
+        header = header_for(key, frame, size, into)
+        if isinstance(header, Miss):
+            found: Record | Miss = header
+        else:
+            target = memoryview(bytearray(size)) if into is None else into[:size]
+            target[:] = memoryview(frame)[HEADER_BYTES:]
+            found = checked(key, header, target)
+        if isinstance(found, Record):
+            self._frames.move_to_end(key.address)
+        elif found.reason != "size":
+            self._drop(key.address)
         return found
+
+    def _absent(self, key: Key) -> Miss:
+        """Return the miss for a record that is not here: ``fingerprint``, if all records have another one."""
+        if not self._digests or self._digests[key.fingerprint.digest]:
+            return Miss(key, "absent")
+        return Miss(key, "fingerprint", differences(key.fingerprint, map(self._fingerprints.get, self._digests))[0])
 
     def put(self, records: Sequence[Record]) -> tuple[Stored | Refused, ...]:
         with self._lock:
@@ -83,15 +92,13 @@ class MemoryBackend:
             self._frames.move_to_end(key.address)
             return self._counts.stored(key, fresh=False)
         while self._used + size > self.capacity:
-            address, frame = self._frames.popitem(last=False)
-            self._index.drop(address[:DIGEST_BYTES], address[DIGEST_BYTES:])
-            self._used -= len(frame)
+            self._drop(next(iter(self._frames)))
             self._counts.evicted += 1
         frame = bytearray(encode_header(record))
         frame += record.payload
         self._frames[key.address] = frame
-        self._index.add_fingerprint(key.fingerprint)
-        self._index.add(key.fingerprint.digest, key.content, True)
+        self._fingerprints[key.fingerprint.digest] = key.fingerprint
+        self._digests[key.fingerprint.digest] += 1
         self._used += size
         return self._counts.stored(key)
 
@@ -101,14 +108,14 @@ class MemoryBackend:
 
     def delete(self, keys: Sequence[Key]) -> tuple[bool, ...]:
         with self._lock:
-            return tuple(map(self._drop, keys))
+            return tuple(self._drop(key.address) for key in keys)
 
-    def _drop(self, key: Key) -> bool:
-        frame = self._frames.pop(key.address, None)
+    def _drop(self, address: bytes) -> bool:
+        frame = self._frames.pop(address, None)
         if frame is None:
             return False
-        self._index.drop(key.fingerprint.digest, key.content)
         self._used -= len(frame)
+        self._digests -= Counter({address[:DIGEST_BYTES]: 1})  # without those of no record
         return True
 
     def flush(self) -> bool:
@@ -116,13 +123,14 @@ class MemoryBackend:
 
     def status(self) -> Status:
         with self._lock:
-            return self._counts.status(len(self._frames), self._used, self.capacity, foreign=self._index.foreign())
+            others = foreign(self._last_asked, self._digests, self._fingerprints.get)
+            return self._counts.status(len(self._frames), self._used, self.capacity, others)
 
     def close(self) -> None:
         with self._lock:
             self._closed = True
             self._frames.clear()
-            self._index = RecordIndex()
+            self._digests.clear()
             self._used = 0
 
 

@@ -23,7 +23,8 @@ class Kept(MemoryBackend):
 
     def reopened(self) -> MemoryBackend:
         new = type(self)(self.capacity)
-        new._frames, new._index, new._used = self._frames, self._index, self._used
+        new._frames, new._used = self._frames, self._used
+        new._digests, new._fingerprints = self._digests, self._fingerprints
         return new
 
 
@@ -100,7 +101,7 @@ class TrustsWhatItReads(MemoryBackend):
 
 class WritesAgain(MemoryBackend):
     def _write(self, record: Record) -> Stored | Refused:
-        self._drop(record.key)
+        self._drop(record.key.address)
         return super()._write(record)
 
 
@@ -139,7 +140,7 @@ class EvictsForWhatCannotFit(MemoryBackend):
     def _write(self, record: Record) -> Stored | Refused:
         if len(record.payload) > self.capacity:
             for address in list(self._frames):
-                self._index.drop(address[:16], address[16:])
+                self._digests[address[:16]] -= 1
                 self._used -= len(self._frames.pop(address))
         return super()._write(record)
 
@@ -170,14 +171,14 @@ class MixesThreads(MemoryBackend):
 class LosesTheLast(Kept):
     def reopened(self) -> MemoryBackend:
         address, frame = self._frames.popitem()
-        self._index.drop(address[:16], address[16:])
+        self._digests[address[:16]] -= 1
         self._used -= len(frame)
         return super().reopened()
 
 
 class ForgetsFingerprints(Kept):
     def reopened(self) -> MemoryBackend:
-        self._index._fingerprints.clear()
+        self._fingerprints.clear()
         return super().reopened()
 
 

@@ -15,14 +15,16 @@ from prefixloom import StorageError
 from prefixloom.storage import Miss, Record, Refused, Stored
 from prefixloom.testing.laws.storage import key_of, record_of, same, stored
 from prefixloom_hicache import FileBackend
+from prefixloom_hicache.file_store.backend import BLOCK
 from prefixloom_hicache.file_store.disk import Disk
 from tests.support.processes import python
 
-SEGMENT = 16 << 10
+CAPACITY = 6 * BLOCK
 
 
-def files(folder: Path) -> list[Path]:
-    return sorted(folder.glob("segment-*"))
+def files(folder: Path) -> list[str]:
+    """The names of all files."""
+    return sorted(file.name for file in folder.rglob("*") if file.is_file())
 
 
 class Failing(Disk):
@@ -46,7 +48,8 @@ def counted(name: str) -> Callable[..., Any]:
 
 
 for _name in (
-    "open", "names", "find", "stat", "allocate", "write", "read", "read_into", "sync", "sync_directory", "remove",
+    "open", "make_folder", "names", "find", "stat", "write", "read_into", "cut", "sync", "sync_directory", "rename",
+    "remove", "remove_folder",
 ):  # fmt: skip
     setattr(Failing, _name, counted(_name))
 
@@ -68,19 +71,19 @@ def scenario(store: FileBackend) -> None:
 @pytest.mark.parametrize(("lasting", "code"), [(False, errno.EIO), (True, errno.EIO), (False, errno.EMFILE)])
 def test_every_call_of_the_system_may_fail(tmp_path: Path, lasting: bool, code: int) -> None:
     reached = 0
-    for at in range(400):
+    for at in range(600):
         disk = Failing(at, lasting, code)
         folder = tmp_path / str(at)
         try:
-            store = FileBackend(folder, 2 * SEGMENT, segment_bytes=SEGMENT, disk=disk)
+            store = FileBackend(folder, CAPACITY, disk=disk)
         except StorageError:
-            assert at < 4
+            assert at < 8
             continue
         scenario(store)
-        assert store.status().used <= 2 * SEGMENT
+        assert store.status().used <= CAPACITY
         store.close()
         reached += disk.left < 0
-        with_no_fault = FileBackend(folder, 2 * SEGMENT, segment_bytes=SEGMENT)
+        with_no_fault = FileBackend(folder, CAPACITY)
         keys = [key_of(seed) for seed in range(14)]
         for seed, found in enumerate(with_no_fault.get(keys)):
             if isinstance(found, Record):
@@ -94,17 +97,17 @@ def test_every_call_of_the_system_may_fail(tmp_path: Path, lasting: bool, code: 
 
 
 def test_opening_again_over_a_failing_disk_is_a_refusal_or_an_emptier_store(tmp_path: Path) -> None:
-    store = FileBackend(tmp_path / "s", 8 * SEGMENT)
-    stored(store, *(record_of(seed, 3000) for seed in range(8)))
+    store = FileBackend(tmp_path / "s", CAPACITY)
+    stored(store, *(record_of(seed, 3000) for seed in range(6)))
     store.close()
-    for at in range(60):
+    for at in range(120):
         disk = Failing(at)
         try:
-            store = FileBackend(tmp_path / "s", 8 * SEGMENT, disk=disk)
+            store = FileBackend(tmp_path / "s", CAPACITY, disk=disk)
         except StorageError as error:
             assert "cannot be" in str(error)
             continue
-        for seed, found in enumerate(store.get([key_of(seed) for seed in range(8)])):
+        for seed, found in enumerate(store.get([key_of(seed) for seed in range(6)])):
             assert isinstance(found, Miss) or found == record_of(seed, 3000)
         store.close()
         if disk.left >= 0:
@@ -112,50 +115,39 @@ def test_opening_again_over_a_failing_disk_is_a_refusal_or_an_emptier_store(tmp_
     raise AssertionError("the scan has no end")
 
 
+class Full(Disk):
+    """A disk that has room for ``room`` bytes of new files. What is removed makes room."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+
+    def write(self, file: int, content: Any, offset: int) -> None:
+        grows = max(0, offset + len(content) - os.fstat(file).st_size)
+        if self.room < grows:
+            super().write(file, content[: len(content) // 2], offset)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self.room -= grows
+        super().write(file, content, offset)
+
+    def cut(self, file: int, size: int) -> None:
+        self.room += os.fstat(file).st_size - size
+        super().cut(file, size)
+
+
 def test_a_full_disk_is_a_counted_refusal_then_a_smaller_store(tmp_path: Path) -> None:
-    class Full(Disk):
-        room = 0
-
-        def allocate(self, file: int, size: int) -> None:
-            if self.room < size:
-                raise OSError(errno.ENOSPC, "No space left on device")
-            self.room -= size
-            super().allocate(file, size)
-
-    disk = Full()
-    store = FileBackend(tmp_path / "s", 8 * SEGMENT, disk=disk)
-    (answer,) = store.put([record_of(1)])
+    disk = Full(1000)
+    store = FileBackend(tmp_path / "s", CAPACITY, disk=disk)
+    (answer,) = store.put([record_of(1, 3000)])
     assert answer == Refused(key_of(1), "capacity", "No space left on device")
-    assert store.status().refused == {"capacity": 1} and files(tmp_path / "s") == []
-    disk.room = 2 * SEGMENT
+    assert store.status().refused == {"capacity": 1} and files(tmp_path / "s") == ["text", "writer.lock"]
+    disk.room = 7000
     for seed in range(40):
         stored(store, record_of(seed, 3000))
         same(store.get([key_of(seed)])[0], record_of(seed, 3000))
-    assert len(files(tmp_path / "s")) == 2
-
-
-def test_segments_of_another_size_go_one_by_one_when_the_disk_is_full(tmp_path: Path) -> None:
-    store = FileBackend(tmp_path / "s", 8 * SEGMENT)
-    stored(store, *(record_of(seed, 3000) for seed in range(15)))
-    store.close()
-    assert len(files(tmp_path / "s")) == 5
-
-    class Full(Disk):
-        freed = 0
-
-        def remove(self, name: str, directory: int) -> None:
-            super().remove(name, directory)
-            self.freed += SEGMENT
-
-        def allocate(self, file: int, size: int) -> None:
-            if self.freed < size:
-                self.freed -= SEGMENT  # the new file is removed, too
-                raise OSError(errno.ENOSPC, "No space left on device")
-            super().allocate(file, size)
-
-    store = FileBackend(tmp_path / "s", 16 * SEGMENT, segment_bytes=2 * SEGMENT, disk=Full())
-    stored(store, record_of(99, 3000))
-    assert store.status().records == 1 + 3 * 3, "two made room for one"
+    assert store.status().records == 2
+    assert store.put([record_of(99, 9000)]) == (Refused(key_of(99), "capacity", "No space left on device"),)
+    assert store.status().records == 2, "nothing is evicted for what does not fit even so"
+    assert len(files(tmp_path / "s")) == 4, "of what was refused nothing is left"
 
 
 def test_a_limit_of_the_system_on_files_is_a_counted_refusal(tmp_path: Path) -> None:
@@ -164,56 +156,23 @@ def test_a_limit_of_the_system_on_files_is_a_counted_refusal(tmp_path: Path) -> 
         "from prefixloom_hicache import *\nfrom prefixloom.testing.laws.storage import *\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (10000, 10000))\n"
         "store = FileBackend(sys.argv[1], 1 << 20)\n"
-        "print(store.put([record_of(1)])[0].reason, store.get([key_of(1)])[0].reason, store.status().refused)",
+        "print(store.put([record_of(1, 20000)])[0].reason, store.get([key_of(1)])[0].reason, store.status().refused)",
         tmp_path / "s",
     )
     assert told == "capacity absent {'capacity': 1}\n"
 
 
-def test_a_segment_that_cannot_be_read_hides_no_news_of_others(tmp_path: Path) -> None:
-    names: dict[int, str] = {}
-
-    class Bad(Disk):
-        fails = False
-
-        def open(self, name: str, flags: int, directory: int) -> int:
-            file = super().open(name, flags, directory)
-            names[file] = name
-            return file
-
-        def read(self, file: int, size: int, offset: int) -> bytes:
-            if self.fails and names[file] == "segment-00000001.loom":
-                raise OSError(errno.EIO, "Input/output error")
-            return super().read(file, size, offset)
-
-    store = FileBackend(tmp_path / "s", 8 * SEGMENT)
-    stored(store, record_of(0, 3000))
-    disk = Bad()
-    reader = FileBackend(tmp_path / "s", read_only=True, refresh_seconds=0, disk=disk)
-    disk.fails = True
-    for seed in range(1, 10):
-        stored(store, record_of(seed, 3000))
-    same(reader.get([key_of(9)])[0], record_of(9, 3000))
-    (miss,) = reader.get([key_of(0)])
-    assert isinstance(miss, Miss) and miss.reason == "io"
-    disk.fails = False
-    same(reader.get([key_of(0)])[0], record_of(0, 3000))
-
-
 def test_a_store_that_met_a_full_disk_lets_go_of_its_files(tmp_path: Path) -> None:
     """At once, without a collection: no error keeps the frame that keeps it."""
-
-    class Full(Disk):
-        def allocate(self, file: int, size: int) -> None:
-            raise OSError(errno.ENOSPC, "No space left on device")
 
     gc.collect()
     gc.disable()
     try:
         before = len(os.listdir("/proc/self/fd"))
-        store = FileBackend(tmp_path / "s", 8 * SEGMENT, disk=Full())
+        store = FileBackend(tmp_path / "s", CAPACITY, disk=Full(1000))
         for _ in range(5):
-            assert store.put([record_of(1)]) == (Refused(key_of(1), "capacity", "No space left on device"),)
+            refused = Refused(key_of(1), "capacity", "No space left on device")
+            assert store.put([record_of(1, 3000)]) == (refused,)
         store.close()
         del store
         assert len(os.listdir("/proc/self/fd")) == before
@@ -224,8 +183,9 @@ def test_a_store_that_met_a_full_disk_lets_go_of_its_files(tmp_path: Path) -> No
 def test_a_system_that_writes_nothing_and_says_nothing_is_a_refusal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = FileBackend(tmp_path / "s", 8 * SEGMENT)
+    store = FileBackend(tmp_path / "s", CAPACITY)
     honest = os.pwrite
+    stored(store, record_of(0))  # whose fingerprint has its text
     takes = [100, 10, 0]
 
     def short(file: int, content: Any, offset: int) -> int:
@@ -238,49 +198,3 @@ def test_a_system_that_writes_nothing_and_says_nothing_is_a_refusal(
     assert store.exists([key_of(1)]) == (False,)
     stored(store, record_of(1, 3000))
     same(store.get([key_of(1)])[0], record_of(1, 3000))
-
-
-class Closed(Disk):
-    """Opens no file that is there, while it has an error to tell."""
-
-    code = 0
-
-    def open(self, name: str, flags: int, directory: int) -> int:
-        if self.code and not flags & os.O_CREAT:
-            raise OSError(self.code, os.strerror(self.code))
-        return super().open(name, flags, directory)
-
-
-def with_one_file_open(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[FileBackend, Closed]:
-    """Two segments of three records each. The file of the older one is closed."""
-    monkeypatch.setattr("prefixloom_hicache.file_store.open_files.MOST_OPEN", 1)
-    disk = Closed()
-    store = FileBackend(folder, 2 * SEGMENT, segment_bytes=SEGMENT, disk=disk)
-    stored(store, *(record_of(seed, 3000) for seed in range(6)))
-    assert store.flush() and len(files(folder)) == 2
-    same(store.get([key_of(5)])[0], record_of(5, 3000))
-    return store, disk
-
-
-def test_a_segment_that_cannot_be_opened_is_given_up_for_a_new_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store, disk = with_one_file_open(tmp_path / "s", monkeypatch)
-    old, kept = files(tmp_path / "s")
-    disk.code = errno.EIO
-    stored(store, record_of(9, 3000))
-    new = files(tmp_path / "s")
-    assert old not in new and kept in new and len(new) == 2
-    assert (store.status().records, store.status().evicted) == (4, 3)
-
-
-def test_a_segment_is_not_given_up_for_want_of_a_descriptor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store, disk = with_one_file_open(tmp_path / "s", monkeypatch)
-    disk.code = errno.EMFILE
-    (answer,) = store.put([record_of(9, 3000)])
-    assert answer == Refused(key_of(9), "io", "Too many open files")
-    disk.code = 0
-    for seed in range(6):
-        same(store.get([key_of(seed)])[0], record_of(seed, 3000))
-    stored(store, record_of(9, 3000))
-    assert store.status().evicted == 3

@@ -1,4 +1,4 @@
-"""The file backend and the system around it: other processes, permissions, links, full and failing disks, old files."""
+"""The file backend: other processes, permissions, links, older stores, what is evicted, and reads beside writes."""
 
 from __future__ import annotations
 
@@ -6,26 +6,20 @@ import os
 import re
 import stat
 import tempfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import attrs
 import pytest
 
 from prefixloom import CompositionError, PrefixloomError, StorageError, open_store
-from prefixloom.storage import HEADER_BYTES, Checksum, Miss, Record
+from prefixloom.storage import HEADER_BYTES, Checksum, Miss, Record, Refused
 from prefixloom.testing.laws.storage import ONE, ROOMY, key_of, missed, record_of, same, stored
 from prefixloom_hicache import FileBackend
+from prefixloom_hicache.file_store.backend import BLOCK, name_of
 from prefixloom_hicache.file_store.disk import Disk
-from prefixloom_hicache.file_store.segment_format import HEAD_BYTES
 from tests.support.processes import python
-
-SEGMENT = 16 << 10
-
-
-def files(folder: Path) -> list[Path]:
-    return sorted(folder.glob("segment-*"))
-
 
 # ---------------------------------------------------------------- processes
 
@@ -41,7 +35,7 @@ def test_a_second_writer_is_refused_clearly(tmp_path: Path) -> None:
 def test_a_url_says_all_that_the_store_needs_to_know(tmp_path: Path) -> None:
     folder = tmp_path / "a folder"
     url = f"file:{str(folder).replace(' ', '%20')}"
-    with_size = open_store(f"{url}?capacity=1MiB&segment_bytes=16KiB")
+    with_size = open_store(f"{url}?capacity=1MiB")
     assert with_size.status().capacity == 1 << 20
     stored(with_size, record_of(1))
     with_size.close()
@@ -110,61 +104,111 @@ def test_a_forked_child_neither_keeps_the_lock_nor_writes(tmp_path: Path) -> Non
     assert sorted(told.splitlines()) == ["mine again", "read_only", "told"]
 
 
-def test_a_reader_sees_news_removals_and_segments_used_again(tmp_path: Path) -> None:
-    now = [0.0]
-    store = FileBackend(tmp_path / "s", 2 * SEGMENT, segment_bytes=SEGMENT)
-    options: dict[str, Any] = {"read_only": True, "refresh_seconds": 5, "clock": lambda: now[0]}
-    reader, second = (FileBackend(tmp_path / "s", 2 * SEGMENT, **options) for _ in range(2))
-    stored(store, record_of(1))
+def test_a_reader_sees_news_and_removals(tmp_path: Path) -> None:
+    store = FileBackend(tmp_path / "s", 8 * BLOCK)
+    reader = FileBackend(tmp_path / "s", read_only=True)
     missed(reader.get([key_of(1)])[0], "absent")
-    now[0] = 6
+    stored(store, record_of(1))
     same(reader.get([key_of(1)])[0], record_of(1))
-    same(second.get([key_of(1)])[0], record_of(1))
     store.delete([key_of(1)])
     missed(reader.get([key_of(1)])[0], "absent")
     stored(store, record_of(1))
     for seed in range(2, 60):
         stored(store, record_of(seed, 3000))
-        now[0] += 6
         same(reader.get([key_of(seed)])[0], record_of(seed, 3000))
-    missed(second.get([key_of(1)])[0], "absent")
-    assert reader.status().records == store.status().records
-    assert reader.status().misses == {"absent": 2}, "what went is absent, not corrupt"
-
-
-@pytest.mark.parametrize("first", [0x00, 0xFF])
-def test_what_was_deleted_is_no_more_for_a_reader_that_knows_it(tmp_path: Path, first: int) -> None:
-    store = FileBackend(tmp_path / "s", ROOMY)
-    record = Record(key_of(1), "kv", 16, 32, "layer_first", memoryview(bytes([first]) * 700))
-    stored(store, record, record_of(2))
-    reader = FileBackend(tmp_path / "s", read_only=True, refresh_seconds=1e9)
-    same(reader.get([key_of(1)])[0], record)
-    store.delete([key_of(1)])
     missed(reader.get([key_of(1)])[0], "absent")
-    same(reader.get([key_of(2)])[0], record_of(2))
+    assert reader.exists([key_of(1), key_of(59)]) == (False, True)
+    assert (reader.status().records, reader.status().used) == (8, 8 * BLOCK)
+    assert reader.status().misses == {"absent": 3}
 
 
-def test_what_a_used_segment_holds_by_chance_is_not_taken_for_what_was_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another life's bytes at the same place, under a checksum that happens to fit."""
-    store = FileBackend(tmp_path / "s", 2 * SEGMENT, segment_bytes=SEGMENT)
-    stored(store, record_of(0, 3000))
-    reader = FileBackend(tmp_path / "s", read_only=True, refresh_seconds=1e9)
-    for seed in range(1, 30):
-        stored(store, record_of(seed, 3000))
-    monkeypatch.setattr(Checksum, "fits", lambda self, content: True)
-    missed(reader.get([key_of(0)])[0], "absent")
-
-
-def test_a_segment_that_was_removed_under_a_reader_is_forgotten(tmp_path: Path) -> None:
+def test_a_reader_removes_nothing_that_is_damaged(tmp_path: Path) -> None:
     store = FileBackend(tmp_path / "s", ROOMY)
     stored(store, record_of(1))
-    reader = FileBackend(tmp_path / "s", read_only=True, refresh_seconds=0)
-    store.close()
-    files(tmp_path / "s")[0].unlink()
-    missed(reader.get([key_of(2)])[0], "absent")
-    assert reader.status().records == reader.status().used == 0
+    (tmp_path / "s" / name_of(key_of(1))).write_bytes(b"damage")
+    reader = FileBackend(tmp_path / "s", read_only=True)
+    for _ in range(2):
+        missed(reader.get([key_of(1)])[0], "corrupt")
+    missed(store.get([key_of(1)])[0], "corrupt")
+    missed(reader.get([key_of(1)])[0], "absent")
+
+
+class Meanwhile(Disk):
+    """Something happens before the system call number ``at`` of a read, once."""
+
+    def __init__(self) -> None:
+        self.left = -1
+        self.act: Callable[[], object] = lambda: None
+
+    def _call(self) -> None:
+        self.left -= 1
+        if self.left == -1:
+            self.act()
+
+    def open(self, name: str, flags: int, directory: int) -> int:
+        self._call()
+        return super().open(name, flags, directory)
+
+    def stat(self, file: int) -> os.stat_result:
+        self._call()
+        return super().stat(file)
+
+    def read_into(self, file: int, buffer: memoryview, offset: int) -> int:
+        self._call()
+        return super().read_into(file, buffer, offset)
+
+
+@pytest.mark.parametrize("at", range(5))
+@pytest.mark.parametrize("deletes", [True, False])
+def test_a_record_that_goes_while_it_is_read_is_absent_and_not_damaged(tmp_path: Path, at: int, deletes: bool) -> None:
+    store = FileBackend(tmp_path / "s", 4 * BLOCK)
+    disk = Meanwhile()
+    reader = FileBackend(tmp_path / "s", read_only=True, disk=disk)
+    for seed in range(0, 60, 10):
+        stored(store, record_of(seed, 3000))
+        disk.left = at
+        others = [record_of(seed + number, 3000) for number in range(1, 9)]
+        disk.act = partial(store.delete, [key_of(seed)]) if deletes else partial(store.put, others)
+        (found,) = reader.get([key_of(seed)])
+        if isinstance(found, Record):
+            same(found, record_of(seed, 3000))
+        else:
+            missed(found, "absent")
+        if not deletes:
+            missed(reader.get([key_of(seed)])[0], "absent")
+
+
+@pytest.mark.parametrize("others", range(1, 9))
+@pytest.mark.parametrize("at", range(4))
+def test_a_record_that_is_written_again_while_it_is_read_is_kept(tmp_path: Path, others: int, at: int) -> None:
+    """However many records come between, a read of the old file must not remove the new one."""
+    disk = Meanwhile()
+    store = FileBackend(tmp_path / "s", 3 * BLOCK, disk=disk)
+    stored(store, record_of(0, 3000))
+    disk.left, disk.act = at, lambda: store.put([record_of(seed, 3000) for seed in (*range(1, others), 0)])
+    (found,) = store.get([key_of(0)])
+    same(found, record_of(0, 3000))
+    same(store.get([key_of(0)])[0], record_of(0, 3000))
+
+
+def test_a_system_that_reads_and_writes_little_at_a_time_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, write = os.preadv, os.pwrite
+    store = FileBackend(tmp_path / "s", ROOMY)
+    monkeypatch.setattr(os, "pwrite", lambda file, data, at: write(file, data[:700], at))
+    stored(store, record_of(1, 5000))
+    monkeypatch.setattr(os, "preadv", lambda file, into, at: read(file, [memoryview(into[0])[:900]], at))
+    same(store.get([key_of(1)])[0], record_of(1, 5000))
+
+
+def test_a_checksum_that_cannot_be_computed_here_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = FileBackend(tmp_path / "s", ROOMY)
+    stored(store, attrs.evolve(record_of(1), checksum=Checksum("xxh3", 1)))
+    monkeypatch.setattr("prefixloom.storage.checksum.function", lambda algorithm: None)
+    (miss,) = store.get([key_of(1)])
+    missed(miss, "format")
+    assert isinstance(miss, Miss) and miss.detail.endswith("its checksum is xxh3: install xxhash to read it")
 
 
 # ---------------------------------------------------------------- permissions, links
@@ -177,8 +221,8 @@ def test_files_and_directories_are_nobody_elses(tmp_path: Path) -> None:
     finally:
         os.umask(mask)
     assert stat.S_IMODE((tmp_path / "a" / "s").stat().st_mode) == 0o700
-    assert {stat.S_IMODE(file.stat().st_mode) for file in (tmp_path / "a" / "s").iterdir()} == {0o600}
-    assert len(list((tmp_path / "a" / "s").iterdir())) == 2
+    modes = {(file.is_dir(), stat.S_IMODE(file.stat().st_mode)) for file in (tmp_path / "a" / "s").rglob("*")}
+    assert modes == {(True, 0o700), (False, 0o600)}
 
 
 def test_an_open_directory_is_closed_if_empty_and_refused_if_not(tmp_path: Path) -> None:
@@ -240,130 +284,113 @@ def test_a_link_where_the_directory_or_the_lock_should_be_is_refused(tmp_path: P
             FileBackend(tmp_path / "s", ROOMY)
 
 
+@pytest.mark.parametrize("read_only", [False, True])
 @pytest.mark.parametrize("what", ["pipe", "folder"])
-def test_what_is_no_file_in_a_segments_place_is_left_alone(tmp_path: Path, what: str) -> None:
+def test_what_is_no_file_in_a_records_place_is_refused(tmp_path: Path, what: str, read_only: bool) -> None:
     store = FileBackend(tmp_path / "s", ROOMY)
-    stored(store, record_of(1))
-    place = tmp_path / "s" / "segment-00000002.loom"
+    stored(store, record_of(1), record_of(2))
+    place = tmp_path / "s" / name_of(key_of(1))
+    place.unlink()
     {"pipe": lambda: os.mkfifo(place), "folder": place.mkdir}[what]()
-    stored(store, *(record_of(seed, 5 << 20) for seed in (2, 3)))  # the second one needs a new segment
-    same(store.get([key_of(1)])[0], record_of(1))
+    missed(store.get([key_of(1)])[0], "corrupt")
+    same(store.get([key_of(2)])[0], record_of(2))
     store.close()
-    store = FileBackend(tmp_path / "s", ROOMY)
-    assert any("segment-00000002" in note for note in store.status().notes)
-    same(store.get([key_of(1)])[0], record_of(1))
-    stored(store, record_of(5, 5 << 20), record_of(6, 5 << 20))
-    assert place.exists() and not place.is_file()
-    reader = FileBackend(tmp_path / "s", read_only=True)
-    same(reader.get([key_of(1)])[0], record_of(1))
-    assert "segment-00000002.loom is no file" in reader.status().notes
+    if place.exists():
+        with pytest.raises(StorageError, match=f"{place} is a link or no file: remove it"):
+            FileBackend(tmp_path / "s", ROOMY, read_only=read_only)
 
 
-# ---------------------------------------------------------------- other files, other sizes
+# ---------------------------------------------------------------- older stores, other sizes
 
 
-def test_older_foreign_empty_and_oversized_files_are_told_and_make_room_first(tmp_path: Path) -> None:
-    store = FileBackend(tmp_path / "s", 8 * SEGMENT)
-    stored(store, record_of(1))
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_directory_of_an_older_store_is_refused(tmp_path: Path, read_only: bool) -> None:
+    folder = tmp_path / "s"
+    folder.mkdir(mode=0o700)
+    (folder / "segment-00000001.loom").write_bytes(b"PLoomSeg")
+    with pytest.raises(StorageError, match=r"has segment-00000001\.loom, of an older version of this store"):
+        FileBackend(folder, ROOMY, read_only=read_only)
+    (folder / "segment-00000001.loom").unlink()
+    FileBackend(folder, ROOMY, read_only=read_only).close()
+
+
+def test_other_files_in_the_directory_are_left_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "s"
+    store = FileBackend(folder, 2 * BLOCK)
+    stored(store, record_of(0))
+    others = [folder / "notes", (folder / name_of(key_of(0))).with_name("notes"), folder / "folder"]
+    for each in others[:2]:
+        each.write_bytes(b"of somebody else")
+    others[2].mkdir()
+    stored(store, *(record_of(seed) for seed in range(1, 9)))
     store.close()
-    whole = files(tmp_path / "s")[0].read_bytes()
-    older = bytearray(whole)
-    older[8] = 0
-    cut = whole[: HEAD_BYTES + 100]
-    odd = {2: bytes(older), 3: os.urandom(SEGMENT), 4: b"", 5: whole + bytes(3 * SEGMENT), 6: cut}
-    for number, content in odd.items():
-        place = tmp_path / "s" / f"segment-{number:08}.loom"
-        place.write_bytes(content)
-        place.chmod(0o600)
-    store = FileBackend(tmp_path / "s", 16 * SEGMENT, segment_bytes=SEGMENT)
-    told = " ".join(store.status().notes)
-    assert "segment of format 0, and this is format 2" in told and "no segment begins here" in told
-    assert f"it has {len(cut)} bytes, and was made with {SEGMENT}" in told
-    same(store.get([key_of(1)])[0], record_of(1))
-    for seed in range(2, 200):
-        stored(store, record_of(seed, 3000))
-        assert store.status().used <= 16 * SEGMENT
-    assert store.status().notes == ()
+    store = FileBackend(folder, 2 * BLOCK)
+    assert store.status().records == 2 and store.delete([key_of(7), key_of(8)]) == (True, True)
+    assert all(each.exists() for each in others)
 
 
 def test_a_smaller_capacity_holds_from_the_opening_on(tmp_path: Path) -> None:
-    store = FileBackend(tmp_path / "s", 8 * SEGMENT)
-    stored(store, *(record_of(seed, 3000) for seed in range(30)))
+    store = FileBackend(tmp_path / "s", ROOMY)
+    for seed in range(10):
+        stored(store, record_of(seed, 3000))
+        os.utime(tmp_path / "s" / name_of(key_of(seed)), ns=(seed, seed))
     store.close()
-    store = FileBackend(tmp_path / "s", 3 * SEGMENT, segment_bytes=SEGMENT)
-    assert store.status().used == 3 * SEGMENT
-    same(store.get([key_of(29)])[0], record_of(29, 3000))
-    with pytest.raises(StorageError, match="Choose a larger capacity"):
-        FileBackend(tmp_path / "t", 100_000)
+    store = FileBackend(tmp_path / "s", 3 * BLOCK)
+    assert (store.status().records, store.status().used, store.status().evicted) == (3, 3 * BLOCK, 7)
+    assert store.exists([key_of(seed) for seed in range(10)]) == (False,) * 7 + (True,) * 3
+    for wrong in (2 * BLOCK - 1, 1e9, "1GiB"):
+        with pytest.raises(StorageError, match=f"capacity must be at least {2 * BLOCK} bytes, got"):
+            FileBackend(tmp_path / "t", wrong)  # type: ignore[arg-type]
 
 
-def test_what_is_read_stays_and_what_is_not_goes(tmp_path: Path) -> None:
-    store = FileBackend(tmp_path / "s", 8 * SEGMENT)
+def test_a_file_takes_whole_blocks_of_the_capacity(tmp_path: Path) -> None:
+    store = FileBackend(tmp_path / "s", 8 * BLOCK)
+    most = BLOCK - HEADER_BYTES
+    for size, blocks in ((1, 1), (most, 1), (most + 1, 2), (most + 7 * BLOCK, 8)):
+        stored(store, record_of(size, size))
+        assert store.status().used == blocks * BLOCK
+        store.delete([key_of(size)])
+    missed(store.get([key_of(1)])[0], "absent")
+    (answer,) = store.put([record_of(1, most + 7 * BLOCK + 1)])
+    assert isinstance(answer, Refused) and answer.reason == "size"
+
+
+@pytest.mark.parametrize("uses", ["get", "put"])
+def test_what_is_used_stays_and_what_is_not_goes(tmp_path: Path, uses: str) -> None:
+    store = FileBackend(tmp_path / "s", 8 * BLOCK)
     for seed in range(60):
         stored(store, record_of(seed, 3000))
-        same(store.get([key_of(0)])[0], record_of(0, 3000))
-    assert store.exists([key_of(0), key_of(10)]) == (True, False)
-
-
-def test_what_is_put_again_was_used(tmp_path: Path) -> None:
-    store = FileBackend(tmp_path / "s", 8 * SEGMENT)
-    for seed in range(60):
-        stored(store, record_of(seed, 3000))
-        store.put([record_of(0, 3000)])
-    assert store.exists([key_of(0), key_of(10)]) == (True, False)
+        if uses == "get":
+            same(store.get([key_of(0)])[0], record_of(0, 3000))
+        else:
+            store.put([record_of(0, 3000)])
+    assert store.exists([key_of(seed) for seed in range(60)]) == (True, *[False] * 52, *[True] * 7)
     assert store.status().stored == 60
 
 
-def test_a_segment_that_is_used_again_tells_its_fingerprints_again(tmp_path: Path) -> None:
-    store = FileBackend(tmp_path / "s", 2 * SEGMENT, segment_bytes=SEGMENT)
-    stored(store, *(record_of(seed, 3000) for seed in range(30)))
-    store.close()
-    store = FileBackend(tmp_path / "s", 2 * SEGMENT, segment_bytes=SEGMENT)
-    (miss,) = store.get([key_of(29, attrs.evolve(ONE, dtype="float16"))])
+def test_the_folder_of_a_fingerprint_without_records_goes(tmp_path: Path) -> None:
+    """Else a miss would tell of records that nobody has."""
+    other = attrs.evolve(ONE, dtype="float16")
+    store = FileBackend(tmp_path / "s", 8 * BLOCK)
+    stored(store, record_of(0, 700, other))
+    missed(store.get([key_of(1)])[0], "fingerprint")
+    stored(store, *(record_of(seed, 3000) for seed in range(8)))
+    missed(store.get([key_of(9)])[0], "absent")
+    assert store.status().foreign == ()
+    assert [each.name for each in (tmp_path / "s").iterdir() if each.is_dir()] == [ONE.digest.hex()]
+    (miss,) = store.get([key_of(9, other)])
     assert isinstance(miss, Miss) and miss.detail == "dtype is 'bfloat16' there and 'float16' here"
 
 
-def test_what_was_written_first_goes_first_however_often_the_store_is_opened_again(tmp_path: Path) -> None:
-    for begin in range(0, 60, 3):
-        store = FileBackend(tmp_path / "s", 3 * SEGMENT, segment_bytes=SEGMENT)
-        stored(store, *(record_of(seed, 3000) for seed in range(begin, begin + 3)))
-        store.close()
-        reader = FileBackend(tmp_path / "s", read_only=True)
-        there = reader.exists([key_of(seed) for seed in range(begin + 3)])
-        assert all(there[there.index(True) :]) and sum(there) >= min(begin + 3, 8), there
-        reader.close()
-
-
-def test_a_later_writer_goes_on_in_the_last_segment_of_its_own_size(tmp_path: Path) -> None:
-    for seed, (size, files) in enumerate(((1, 1), (1, 1), (2, 2), (1, 2), (2, 2))):
-        store = FileBackend(tmp_path / "s", 8 * SEGMENT, segment_bytes=size * SEGMENT)
-        stored(store, record_of(seed, 500))
-        store.close()
-        assert len(list((tmp_path / "s").glob("segment-*"))) == files
-
-
-def test_a_reader_waits_for_a_header_that_it_cannot_read_yet(tmp_path: Path) -> None:
-    """What stands behind it may be there already: the writer's pages come to a reader in any order."""
-
-    class Behind(Disk):
-        hidden = -HEADER_BYTES
-
-        def read(self, file: int, size: int, offset: int) -> bytes:
-            data = bytearray(super().read(file, size, offset))
-            for at in range(max(offset, self.hidden), min(offset + size, self.hidden + HEADER_BYTES)):
-                data[at - offset] = 0
-            return bytes(data)
-
+def test_a_text_that_is_damaged_is_written_again(tmp_path: Path) -> None:
     store = FileBackend(tmp_path / "s", ROOMY)
     stored(store, record_of(1))
-    disk = Behind()
-    reader = FileBackend(tmp_path / "s", read_only=True, refresh_seconds=0, disk=disk)
-    stored(store, record_of(2), record_of(3))
-    location = store.locate(key_of(2))
-    assert location is not None
-    disk.hidden = location.place.offset
-    missed(reader.get([key_of(3)])[0], "absent")
-    disk.hidden = -HEADER_BYTES
-    for seed in (2, 3):
-        same(reader.get([key_of(seed)])[0], record_of(seed))
-    assert reader.status().notes == ()
+    store.close()
+    text = tmp_path / "s" / ONE.digest.hex() / "text"
+    text.write_bytes(b"damage")
+    store = FileBackend(tmp_path / "s", ROOMY)
+    other = attrs.evolve(ONE, dtype="float16")
+    (miss,) = store.get([key_of(1, other)])
+    assert isinstance(miss, Miss) and miss.detail == "a fingerprint that cannot be read"
+    stored(store, record_of(2))
+    assert text.read_text() == ONE.text

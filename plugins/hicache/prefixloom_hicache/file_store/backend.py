@@ -1,130 +1,111 @@
-"""The store ``file``: records in preallocated segments of a directory. One process writes, any number reads.
+"""The store ``file``: one file a record, in a directory of one user. One process writes, any number read.
 
-The index is in memory only, so that no index on the disk can be wrong. A store reads the headers of its segments when
-it is opened, and every read checks the payload again. A segment is evicted as a whole.
+    writer.lock               locked by the process that writes
+    spare                     the file that is being written
+    <fingerprint>/text        what a fingerprint says, so that a miss can tell what is different
+    <fingerprint>/<content>   a record: its payload, and its header behind it
 
-It knows the contract of stores. Where bytes stand in a segment, and which segment is evicted, the modules below know.
+The writer completes ``spare`` and renames it, so wherever the writer dies, a file under a record's name is complete. An
+evicted record is renamed to ``spare`` and written over, because the kernel takes three times as long for a file of new
+pages (# 0087). Whoever still reads it meets another address or a wrong checksum.
+
+The directory is the only index: a read opens the file under the record's name. The writer alone knows sizes and the
+order of use, to keep the store within its capacity.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import os
+import re
+import stat
 import threading
-import time
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-import attrs
-
 from prefixloom import StorageError, hookimpl, parse_memory
 from prefixloom.storage import (
     HEADER_BYTES,
+    MAX_TEXT,
     BackendType,
-    Checksum,
-    Flaw,
-    HeaderPlace,
+    Fingerprint,
     Key,
     Miss,
+    Reason,
     Record,
-    RecordHeader,
     Refused,
     Status,
     Stored,
     UrlOption,
-    decode_header,
+    encode_header,
     flat,
     options_of,
     yes_or_no,
 )
 
-from ..records.counts import StoreCounts
-from ..records.index import RecordIndex
-from .disk import GONE, NO_MORE, NO_ROOM, Disk, remedy
-from .segment import Segment, fits_in_empty
-from .segment_format import FoundHeader
-from .segment_set import SegmentSet
+from ..records import StoreCounts, checked, differences, foreign, header_for
+from .directory import Directory, distrust
+from .disk import NO_MORE, NO_ROOM, Disk, OpenFile, remedy
+
+SPARE = "spare"
+TEXT = "text"
+FOLDER, RECORD = re.compile("[0-9a-f]{32}"), re.compile("[0-9a-f]{32}/[0-9a-f]{64}")
+BLOCK = 4096
+"""A file takes a multiple of this on the disk."""
 
 
-@attrs.define(eq=False)
-class RecordLocation:
-    """Where a record is, and what its header says.
-
-    The header stands at ``place`` of ``segment``, and the payload of ``size`` bytes begins at ``payload_at``.
-    """
-
-    segment: Segment
-    place: HeaderPlace
-    payload_at: int
-    size: int
-    component: str
-    start: int
-    end: int
-    layout: str
-    checksum: Checksum
+def name_of(key: Key) -> str:
+    """Return the name of a record's file."""
+    return f"{key.fingerprint.digest.hex()}/{key.content.hex()}"
 
 
-def _buffer_for(key: Key, location: RecordLocation | Miss, buffer: Any) -> memoryview | Miss:
-    """Return the memory to read a record into: the beginning of ``buffer``, or new memory if that is None."""
-    if isinstance(location, Miss):
-        return location
-    size = location.size
-    if buffer is None:
-        return memoryview(bytearray(size))
-    view = flat(buffer)
-    if len(view) < size:
-        return Miss(key, "size", f"the record has {size} bytes, the buffer {len(view)}")
-    return view[:size]
-
-
-def _payload_flaw(location: RecordLocation, done: int) -> Flaw:
-    """Say why the ``done`` bytes that were read are not the payload."""
-    if done < location.size:
-        return Flaw("corrupt", f"the file ends {location.size - done} bytes too early")
-    if not location.checksum.known:
-        return Flaw("format", f"its checksum is {location.checksum.algorithm}: install xxhash to read it")
-    return Flaw("corrupt", "the payload is not what was written")
+def room_of(size: int) -> int:
+    """Return the room that a file of ``size`` bytes takes."""
+    return -(-size // BLOCK) * BLOCK
 
 
 class FileBackend:
     """Records in ``directory``, in at most ``capacity`` bytes. Only the user who owns the directory can read them.
 
-    ``read_only``        read what another process writes. At a miss, the store looks for what was written meanwhile,
-                         at most once in ``refresh_seconds``
-    ``segment_bytes``    the size of each file. The largest record is a little smaller
-    ``clock``, ``disk``  what tests put in the place of the time and of the system calls
+    ``read_only``  read what another process writes
+    ``disk``       what tests put in the place of the system calls
 
-    Two locks: ``_writing`` is held through a whole write, ``_lock`` only while the index or the counts are used. A
+    Two locks: ``_writing`` is held through a whole write, ``_lock`` only while the counts or the order of use change. A
     payload is read under neither.
     """
 
     def __init__(
-        self,
-        directory: str | Path,
-        capacity: int = 16 << 30,
-        *,
-        read_only: bool = False,
-        segment_bytes: int | None = None,
-        refresh_seconds: float = 0.05,
-        clock: Callable[[], float] = time.monotonic,
-        disk: Disk | None = None,
+        self, directory: str | Path, capacity: int = 16 << 30, *, read_only: bool = False, disk: Disk | None = None
     ) -> None:
+        if not isinstance(capacity, int) or capacity < 2 * BLOCK:
+            raise StorageError(f"capacity must be at least {2 * BLOCK} bytes, got {capacity!r}")
+        self.capacity = capacity
         self._disk = Disk() if disk is None else disk
-        self._segments = SegmentSet(directory, capacity, segment_bytes, read_only, self._disk)
+        self._directory = Directory(directory, read_only, self._disk)
         self._lock = threading.Lock()
         self._writing = threading.Lock()
-        self._index: RecordIndex[RecordLocation] = RecordIndex()
+        self._rooms: OrderedDict[str, int] = OrderedDict()
+        """The room of each record by its name, the least recently used one first."""
+        self._used = 0
+        self._unsynced: set[str] = set()
+        self._unsafe = ""
+        self._folders: Counter[str] = Counter()
+        """The number of records by folder."""
+        self._texts: dict[str, Fingerprint] = {}
+        self._last_asked: Fingerprint | None = None
         self._counts = StoreCounts()
         self._closed = False
-        self._clock, self._refresh_seconds, self._refreshed_at = clock, refresh_seconds, clock()
         try:
-            self._index_new_segments(refuse=True)
-            if not read_only:
+            if read_only:
+                self._scan()
+            else:
                 self._resume_writing()
         except BaseException as error:
-            self._segments.close()  # whoever keeps the error keeps this object
+            self._directory.release()  # whoever keeps the error keeps this object
             if not isinstance(error, OSError):
                 raise
             raise StorageError(
@@ -133,203 +114,161 @@ class FileBackend:
 
     @property
     def directory(self) -> Path:
-        return self._segments.path
+        return self._directory.path
 
-    @property
-    def capacity(self) -> int:
-        return self._segments.capacity
+    # ------------------------------------------------------------ what is in the directory
 
-    def locate(self, key: Key) -> RecordLocation | None:
-        """Return where the record of a key is, as far as the index knows. For tools that look at the files."""
-        with self._lock:
-            return self._index.find(key)
+    def _scan(self, refuse: bool = True) -> list[tuple[int, str, int]]:
+        """Return the time of writing, the name and the room of each record, the oldest first.
 
-    # ------------------------------------------------------------ the index
+        ``refuse``  raise ``StorageError`` for a file of an older store, and for one that must not be trusted
+        """
+        found = []
+        for folder in self._disk.names(self._directory.number):
+            if refuse and folder.startswith("segment-"):
+                raise StorageError(
+                    f"{self.directory} has {folder}, of an older version of this store: remove its segments, or choose "
+                    f"another directory"
+                )
+            if not FOLDER.fullmatch(folder) or self._find(folder, stat.S_ISDIR, refuse) is None:
+                continue
+            for name in self._names(folder):
+                name = f"{folder}/{name}"
+                if RECORD.fullmatch(name) and (status := self._find(name, stat.S_ISREG, refuse)) is not None:
+                    found.append((status.st_mtime_ns, name, room_of(status.st_size)))
+        return sorted(found)
 
-    def _index_new_segments(self, refuse: bool = False) -> None:
-        for segment in self._segments.open_new(refuse):
-            self._index_new_headers(segment)
+    def _find(self, name: str, is_right: Callable[[int], bool], refuse: bool) -> os.stat_result | None:
+        """Return the status of a file; None if it is gone, is of another kind, or others may have made it."""
+        try:
+            found, path = self._disk.find(name, self._directory.number), f"{self.directory}/{name}"
+        except FileNotFoundError:
+            return None
+        reason = distrust(path, found) if is_right(found.st_mode) else f"{path} is a link or no file: remove it"
+        if reason and refuse:
+            raise StorageError(reason)
+        return None if reason else found
+
+    def _names(self, folder: str) -> list[str]:
+        opened = self._open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        return self._disk.names(opened.number)
 
     def _resume_writing(self) -> None:
-        """Go on in the segment that the last writer wrote to. First remove what exceeds the present capacity."""
-        while self._segments.used > self._segments.capacity:
-            victim = self._segments.next_to_evict()
-            assert victim is not None
-            self._counts.evicted += self._forget_all(victim)
-            self._segments.remove(victim)
-        segments, size = self._segments.by_name.values(), self._segments.segment_bytes
-        usable = [segment for segment in segments if segment.head is not None and segment.size == size]
-        self._segments.active = max(usable, key=lambda s: s.head.order if s.head else 0, default=None)
+        """Take over what the writers before left, and evict what exceeds the capacity."""
+        with contextlib.suppress(FileNotFoundError):
+            self._disk.remove(SPARE, self._directory.number)
+        for _, name, room in self._scan():
+            self._keep(name, room)
+        self._make_room(0)
+        self._remove_spare()
 
-    def _index_new_headers(self, segment: Segment, past_damage: bool = True) -> None:
-        """Add the new headers of a segment to the index. Of two headers of one record, the later one counts."""
-        try:
-            found = segment.read_new_headers(past_damage)
-        except OSError as error:
-            if error.errno in NO_MORE:
-                raise
-            segment.head, segment.flaw = None, f"cannot be read: {error.strerror}"
-            return
-        for each in found:
-            header = each.header
-            if header.kind == "fingerprint":
-                self._index_fingerprint(segment, each)
-            elif not header.deleted:
-                facts = (header.size, header.component, header.start, header.end, header.layout, header.checksum)
-                location = RecordLocation(segment, header.place, header.payload_at, *facts)
-                self._add(header.fingerprint, header.content, location)
+    def _open(self, name: str, flags: int) -> OpenFile:
+        return OpenFile(self._disk.open(name, flags, self._directory.number))
 
-    def _index_fingerprint(self, segment: Segment, found: FoundHeader) -> None:
-        try:
-            fingerprint = segment.read_fingerprint(found)
-        except OSError:
-            fingerprint = None
-        if fingerprint is not None:
-            segment.fingerprints.add(fingerprint.digest)
-            self._index.add_fingerprint(fingerprint)
+    def _keep(self, name: str, room: int) -> None:
+        """Count a record in, as the most recently used one. A later flush brings it to the disk."""
+        self._rooms[name] = room
+        self._used += room
+        self._folders[name.partition("/")[0]] += 1
+        self._unsynced.add(name)
 
-    def _add(self, digest: bytes, content: bytes, location: RecordLocation) -> None:
-        self._forget(digest, content)
-        self._index.add(digest, content, location)
-        location.segment.keys.add((digest, content))
-
-    def _forget(self, digest: bytes, content: bytes, location: RecordLocation | None = None) -> bool:
-        found = self._index.at(digest, content)
-        if found is None or not self._index.drop(digest, content, location):
-            return False
-        found.segment.keys.discard((digest, content))
-        return True
-
-    def _forget_all(self, segment: Segment) -> int:
-        """Forget all records of a segment, and return how many there were."""
-        gone = list(segment.keys)
-        for digest, content in gone:
-            self._forget(digest, content)
-        return len(gone)
-
-    def _refresh(self) -> None:
-        """In a reading process, take over what the writer did since the last refresh."""
-        now = self._clock()
-        if self._segments.lock is not None or self._closed or now - self._refreshed_at < self._refresh_seconds:
-            return
-        self._refreshed_at = now
-        # The index keeps the records of a segment that cannot be read now. Each read checks them anyway.
-        for segment in list(self._segments.by_name.values()):
+    def _forget(self, name: str) -> None:
+        """Count a record out, and remove the folder of the last record of a fingerprint."""
+        with self._lock:
+            self._used -= self._rooms.pop(name)
+            self._unsynced.discard(name)
+            folder = name.partition("/")[0]
+            self._folders[folder] -= 1
+            last = not self._folders[folder]
+            if last:
+                del self._folders[folder]
+                self._texts.pop(folder, None)
+        if last:
             with contextlib.suppress(OSError):
-                self._refresh_segment(segment)
-        with contextlib.suppress(OSError):
-            self._index_new_segments()
-
-    def _refresh_segment(self, segment: Segment) -> None:
-        if not self._segments.is_there(segment):
-            self._forget_all(segment)
-            self._segments.forget(segment)
-            return
-        head = segment.read_head()
-        if head != segment.head:
-            self._forget_all(segment)
-            segment.forget(head)
-        self._index_new_headers(segment, past_damage=False)
+                self._disk.remove(f"{folder}/{TEXT}", self._directory.number)
+            with contextlib.suppress(OSError):
+                self._disk.remove_folder(folder, self._directory.number)
 
     # ------------------------------------------------------------ reading
 
     def get(self, keys: Sequence[Key], into: Sequence[Any] | None = None) -> tuple[Record | Miss, ...]:
-        """Answer the contract's ``get``.
-
-        Each step runs over all keys before the next step begins: copying a payload drives everything else out of the
-        processor's caches.
-        """
         buffers: Sequence[Any] = [None] * len(keys) if into is None else into
+        out = tuple(self._get(key, buffer) for key, buffer in zip(keys, buffers, strict=True))
         with self._lock:
-            locations = [self._look_up(key) for key in keys]
-        targets = [_buffer_for(*each) for each in zip(keys, locations, buffers, strict=True)]
-        payloads = [self._read(*each) for each in zip(keys, locations, targets, strict=True)]
-        is_writer = self._segments.is_writer
-        out = tuple(self._answer(*each, is_writer) for each in zip(keys, locations, payloads, strict=True))
-        with self._lock:
+            for found in out:
+                self._last_asked = found.key.fingerprint
+                name = name_of(found.key)
+                if isinstance(found, Record) and name in self._rooms:
+                    self._rooms.move_to_end(name)
             return self._counts.read(out)
 
-    def _look_up(self, key: Key) -> RecordLocation | Miss:
+    def _get(self, key: Key, buffer: Any) -> Record | Miss:
         if self._closed:
             return Miss(key, "closed")
-        location = self._find(key)
-        if location is None:
-            return self._index.missing(key)
-        self._segments.touch(location.segment)
-        return location
+        found = self._read(key, buffer)
+        if isinstance(found, Record) or found.reason != "corrupt":
+            return found
+        with self._writing:  # nobody evicts it here, so what is damaged now is damaged on the disk
+            found = self._read(key, buffer)
+            if isinstance(found, Miss) and found.reason == "corrupt" and self._directory.is_writer:
+                with contextlib.suppress(OSError):
+                    self._remove(name_of(key))
+        return found
 
-    def _find(self, key: Key) -> RecordLocation | None:
-        location = self._index.find(key)
-        if location is None:
-            self._refresh()
-            location = self._index.find(key)
-        return location
-
-    def _read(self, key: Key, location: RecordLocation | Miss, target: memoryview | Miss) -> memoryview | Miss:
-        """Read a payload and check it. Its header was read when the location was made."""
-        if isinstance(location, Miss):
-            return location
-        if isinstance(target, Miss):
-            return target
+    def _read(self, key: Key, buffer: Any) -> Record | Miss:
+        """Read the header, then the payload into ``buffer`` or new memory, and check both."""
+        name = name_of(key)
         try:
-            done = location.segment.read_into(target, location.payload_at)
+            file = self._open(name, os.O_RDONLY)
+            status = self._disk.stat(file.number)
+            size = status.st_size - HEADER_BYTES
+            if reason := distrust(f"{self.directory}/{name}", status):
+                return Miss(key, "corrupt", reason)
+            if not stat.S_ISREG(status.st_mode) or size <= 0:
+                return Miss(key, "corrupt", f"{name} is no file, or too short for a record")
+            encoded = memoryview(bytearray(HEADER_BYTES))
+            self._disk.read_into(file.number, encoded, size)
+            target = None if buffer is None else flat(buffer)
+            header = header_for(key, encoded, size, target)
+            if isinstance(header, Miss):
+                return header
+            target = memoryview(bytearray(size)) if target is None else target[:size]
+            return checked(key, header, target[: self._disk.read_into(file.number, target, 0)])
+        except (FileNotFoundError, NotADirectoryError):
+            return self._absent(key)
         except OSError as error:
-            return self._unreadable(key, location, error)
-        if done == location.size and location.checksum.fits(target):
-            return target
-        return self._drop_invalid(key, location, _payload_flaw(location, done))
+            return Miss(key, "corrupt" if error.errno == errno.ELOOP else "io", f"{name}: {error.strerror}")
 
-    def _answer(
-        self, key: Key, location: RecordLocation | Miss, payload: memoryview | Miss, is_writer: bool
-    ) -> Record | Miss:
-        """Return the record, if its segment is still of the same generation after the payload was read."""
-        if isinstance(location, Miss):
-            return location
-        if isinstance(payload, Miss):
-            return payload
-        at = location
-        try:
-            if at.segment.is_generation(at.place.generation, is_writer):
-                return Record(key, at.component, at.start, at.end, at.layout, payload, at.checksum)
-        except OSError as error:
-            return self._unreadable(key, at, error)
-        return self._drop_invalid(key, at, Flaw("corrupt", at.segment.flaw or "the segment was used again"))
+    def _absent(self, key: Key) -> Miss:
+        """Return the miss for a record without a file: ``fingerprint``, if all records here have another one."""
+        own, others = key.fingerprint.digest.hex(), []
+        with contextlib.suppress(OSError):
+            folders = [name for name in self._disk.names(self._directory.number) if FOLDER.fullmatch(name)]
+            if own not in folders:
+                others = differences(key.fingerprint, map(self._text, folders))
+        return Miss(key, "fingerprint", others[0]) if others else Miss(key, "absent")
 
-    def _unreadable(self, key: Key, location: RecordLocation, error: OSError) -> Miss:
-        """Return the miss for a record whose file cannot be read. If the file is gone, forget the record."""
-        name = location.segment.name
-        if error.errno not in GONE:
-            return Miss(key, "io", f"{name}: {error.strerror}")
-        with self._lock:
-            self._forget(key.fingerprint.digest, key.content, location)
-        return Miss(key, "absent", f"{name} was removed meanwhile")
-
-    def _drop_invalid(self, key: Key, location: RecordLocation, flaw: Flaw) -> Miss:
-        """Forget a record whose bytes are not there any more, and return the miss.
-
-        A record that was removed meanwhile is ``absent``. Otherwise it is damaged, and ``flaw`` says how.
-        """
-        with self._lock:
-            was_known = self._forget(key.fingerprint.digest, key.content, location)
-        if not was_known or self._was_removed(location):
-            return Miss(key, "absent", "it was removed meanwhile")
-        return Miss(key, flaw.reason, f"{location.segment.name} at {location.payload_at}: {flaw.detail}")
-
-    def _was_removed(self, location: RecordLocation) -> bool:
-        """Whether the record was deleted, or its segment was begun anew."""
-        try:
-            data = location.segment.read(HEADER_BYTES, location.place.offset)
-            header = decode_header(data, location.place)
-            # The head is read after the header: if the generation is unchanged here, the header was of it too.
-            head = location.segment.read_head()
-        except OSError:
-            return False
-        begun_anew = head is not None and head.generation != location.place.generation
-        return begun_anew or (isinstance(header, RecordHeader) and header.deleted)
+    def _text(self, folder: str) -> Fingerprint | None:
+        """Return the fingerprint of a folder; None if its text cannot be read."""
+        found = self._texts.get(folder)
+        if found is None:
+            content = memoryview(bytearray(MAX_TEXT))
+            with contextlib.suppress(OSError):
+                file = self._open(f"{folder}/{TEXT}", os.O_RDONLY)
+                found = Fingerprint.read(bytes(content[: self._disk.read_into(file.number, content, 0)]))
+            if found is None or found.digest.hex() != folder:
+                return None
+            self._texts[folder] = found
+        return found
 
     def exists(self, keys: Sequence[Key]) -> tuple[bool, ...]:
-        with self._lock:
-            return tuple(not self._closed and self._find(key) is not None for key in keys)
+        return tuple(not self._closed and self._is_there(name_of(key)) for key in keys)
+
+    def _is_there(self, name: str) -> bool:
+        try:
+            return stat.S_ISREG(self._disk.find(name, self._directory.number).st_mode)
+        except OSError:
+            return False
 
     # ------------------------------------------------------------ writing
 
@@ -341,130 +280,168 @@ class FileBackend:
     def _gone(self) -> str:
         """Say why what is written now would not be found again; "" if it would."""
         try:
-            self._segments.check_place()
+            self._directory.check()
         except OSError as error:
             return str(error.strerror)
         return ""
 
     def _put(self, record: Record, gone: str) -> Stored | Refused:
-        key = record.key
-        with self._lock:
-            if self._closed:
-                return self._counts.refused(key, "closed", "the store was closed")
-            if not self._segments.is_writer:
-                return self._counts.refused(key, "read_only", "this process may not write here, another process may")
-            if gone:
-                return self._counts.refused(key, "io", gone)
-            known = self._index.find(key)
-            if known is not None:
-                self._segments.touch(known.segment)
+        key, name, size = record.key, name_of(record.key), len(record.payload) + HEADER_BYTES
         try:
-            if known is not None:
-                if self._segments.is_there(known.segment):
+            if self._closed:
+                return self._refused(key, "closed", "the store was closed")
+            if not self._directory.is_writer:
+                return self._refused(key, "read_only", "this process may not write here, another process may")
+            if gone:
+                return self._refused(key, "io", gone)
+            if name in self._rooms:
+                if self._is_there(name):
                     with self._lock:
+                        self._rooms.move_to_end(name)
                         return self._counts.stored(key, fresh=False)
-                self._lose(known.segment)
-            segment = self._segments.active
-            if segment is None or segment.unsafe or not segment.has_room_for(record):
-                if not fits_in_empty(self._segments.segment_bytes, key.fingerprint, len(record.payload)):
-                    return self._refuse_too_large(record)
-                segment = self._empty_segment()
-            try:
-                place, payload_at = segment.append(record)
-            finally:
-                self._segments.wrote(segment)
-            if segment.was_removed():
-                raise self._lose(segment)
+                self._forget(name)  # another program removed its file
+            if room_of(size) > self.capacity:
+                return self._refused(key, "size", f"{size} bytes do not fit into {self.capacity}")
+            self._make_room(room_of(size))
+            self._describe(key.fingerprint)
+            self._write(name, record.payload, encode_header(record))
         except OSError as error:
-            with self._lock:
-                return self._counts.refused(key, "capacity" if error.errno in NO_ROOM else "io", str(error.strerror))
+            return self._refused(key, "capacity" if error.errno in NO_ROOM else "io", str(error.strerror))
         with self._lock:
-            self._segments.touch(segment)
-            self._index.add_fingerprint(key.fingerprint)
-            facts = (record.component, record.start, record.end, record.layout, record.checksum)
-            location = RecordLocation(segment, place, payload_at, len(record.payload), *facts)
-            self._add(key.fingerprint.digest, key.content, location)
+            self._keep(name, room_of(size))
             return self._counts.stored(key)
 
-    def _refuse_too_large(self, record: Record) -> Refused:
-        detail = f"{len(record.payload)} bytes do not fit into a segment of {self._segments.segment_bytes}"
+    def _refused(self, key: Key, reason: Reason, detail: str) -> Refused:
         with self._lock:
-            return self._counts.refused(record.key, "size", detail)
+            return self._counts.refused(key, reason, detail)
 
-    def _lose(self, segment: Segment) -> OSError:
-        """Forget a segment whose file another program took away, and return what to say of it."""
-        with self._lock:
-            self._forget_all(segment)
-            return self._segments.lose(segment)
+    def _describe(self, fingerprint: Fingerprint) -> None:
+        """Make the folder of a fingerprint, with its text."""
+        folder = fingerprint.digest.hex()
+        if self._text(folder) is not None:
+            return
+        with contextlib.suppress(FileExistsError):
+            self._disk.make_folder(folder, self._directory.number)
+        self._write(f"{folder}/{TEXT}", fingerprint.text.encode())
+        self._texts[folder] = fingerprint
 
-    def _empty_segment(self) -> Segment:
-        """Return an empty segment: a new one, or one whose records are evicted."""
-        self._segments.check_place()
-        failure = OSError(errno.ENOSPC, "the capacity is less than a segment")
-        while True:
-            if self._segments.can_grow():
-                try:
-                    with self._lock:
-                        return self._segments.grow()
-                except OSError as error:
-                    if error.errno in NO_MORE:
-                        raise  # what is stored is not evicted for what may be over in a moment
-                    failure = error  # for instance, the disk is full: a segment that exists may be begun anew
-            victim = self._segments.next_to_evict()
-            if victim is None:
-                try:
-                    raise failure
-                finally:
-                    del failure  # it refers to this frame, which would keep all files open
+    def _write(self, name: str, *parts: Any) -> None:
+        """Write a file. If the disk is full, evict as many bytes as it has, and try once more."""
+        room = room_of(sum(map(len, parts)))
+        try:
+            self._write_once(name, parts)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT) or room > self._used:
+                raise
+            self._make_room(self.capacity - self._used + room)
+            self._write_once(name, parts)
+
+    def _write_once(self, name: str, parts: Sequence[Any]) -> None:
+        try:
+            file, end = self._open(SPARE, os.O_RDWR | os.O_CREAT), 0
+            for part in parts:
+                self._disk.write(file.number, part, end)
+                end += len(part)
+            if self._disk.stat(file.number).st_size != end:
+                self._disk.cut(file.number, end)
+            self._disk.rename(SPARE, name, self._directory.number)
+        except OSError as error:
+            if error.errno == errno.ENOENT:  # another program removed the folder: the next write makes it anew
+                self._texts.pop(name.partition("/")[0], None)
+            self._remove_spare()
+            raise
+
+    def _remove_spare(self) -> None:
+        with contextlib.suppress(OSError):
+            self._disk.remove(SPARE, self._directory.number)
+
+    def _make_room(self, room: int) -> None:
+        """Evict the least recently used records until there is so much room. The last one becomes ``spare``."""
+        while self._used + room > self.capacity and self._rooms:
             with self._lock:
-                reusable = self._segments.can_recycle(victim)
-                self._counts.evicted += self._forget_all(victim)
-                if reusable:
-                    return self._segments.recycle(victim)
-                self._segments.remove(victim)
+                name = next(iter(self._rooms))
+            with contextlib.suppress(FileNotFoundError):
+                self._disk.rename(name, SPARE, self._directory.number)
+            self._forget(name)
+            self._counts.evicted += 1
+
+    def _remove(self, name: str) -> bool:
+        """Remove a record, and return whether its file was there."""
+        there = True
+        try:
+            self._disk.remove(name, self._directory.number)
+        except FileNotFoundError:
+            there = False
+        if name in self._rooms:
+            self._forget(name)
+        return there
 
     def delete(self, keys: Sequence[Key]) -> tuple[bool, ...]:
         with self._writing:
-            if self._gone():
+            if self._closed or not self._directory.is_writer or self._gone():
                 return (False,) * len(keys)
-            return tuple(map(self._delete, keys))
+            return tuple(self._delete(name_of(key)) for key in keys)
 
-    def _delete(self, key: Key) -> bool:
-        with self._lock:
-            location = None if self._closed or not self._segments.is_writer else self._index.find(key)
-            if location is None:
-                return False
-            self._forget(key.fingerprint.digest, key.content)
-        with contextlib.suppress(OSError):  # then the record may come back, unchanged, when the store is opened again
-            location.segment.mark_deleted(location.place, location.payload_at)
-        self._segments.wrote(location.segment)
-        return True
+    def _delete(self, name: str) -> bool:
+        try:
+            return self._remove(name)
+        except OSError:
+            return False  # it is there as before
 
     def flush(self) -> bool:
+        """Bring all records to the disk. What cannot be brought there is removed, so that the next flush is true."""
         with self._writing:
-            if self._closed or not self._segments.is_writer:
+            if self._closed or not self._directory.is_writer or self._gone():
                 return False
+            safe = [self._sync(name) for name in list(self._unsynced)]
             try:
-                self._segments.check_place()
-                gone = [segment for segment in self._segments.by_name.values() if not self._segments.is_there(segment)]
-                for segment in gone:
-                    self._lose(segment)
-                return self._segments.sync() and not gone
-            except OSError:
-                return False
+                for folder in self._folders:
+                    opened = self._open(folder, os.O_RDONLY | os.O_DIRECTORY)
+                    self._disk.sync_directory(opened.number)
+                self._disk.sync_directory(self._directory.number)
+            except OSError as error:
+                if error.errno in NO_MORE:
+                    return False
+                # The kernel tells of a failure once, so no later flush can make this good.
+                self._unsafe = f"the names of records may not be on the disk: {error.strerror}"
+            return all(safe) and not self._unsafe
+
+    def _sync(self, name: str) -> bool:
+        """Bring a record to the disk. If that fails, remove it: the kernel will not tell of the failure again."""
+        try:
+            file = self._open(name, os.O_RDONLY)
+            self._disk.sync(file.number)
+            self._unsynced.discard(name)
+        except OSError as error:
+            if error.errno not in NO_MORE:
+                self._delete(name)
+            return False
+        return True
 
     # ------------------------------------------------------------ status and end
 
     def status(self) -> Status:
+        """Return the counts of this process, and the sizes: the writer knows them, a reader looks at the directory."""
+        gone = self._gone()
         with self._lock:
-            sizes = len(self._index), self._segments.used, self._segments.capacity
-            return self._counts.status(*sizes, foreign=self._index.foreign(), notes=self._segments.notes())
+            folders, used = Counter(self._folders), self._used
+        if not self._directory.is_writer and not self._closed:
+            with contextlib.suppress(OSError):
+                found = self._scan(refuse=False)
+                folders, used = Counter(name.partition("/")[0] for _, name, _ in found), sum(room for *_, room in found)
+        counts = {bytes.fromhex(folder): count for folder, count in folders.items()}
+        others = foreign(self._last_asked, counts, lambda digest: self._text(digest.hex()))
+        notes = tuple(note for note in (gone, self._unsafe) if note)
+        with self._lock:
+            return self._counts.status(folders.total(), used, self.capacity, others, notes)
 
     def close(self) -> None:
         with self._writing, self._lock:
             self._closed = True
-            self._index = RecordIndex()
-            self._segments.close()
+            self._rooms.clear()
+            self._folders.clear()
+            self._used = 0
+            self._directory.release()
 
 
 prefixloom_api = 1  # of the plugin contract: clause O3 of docs/hooks.md
@@ -479,7 +456,6 @@ def prefixloom_storage() -> BackendType:
 
 OPTIONS: Mapping[str, UrlOption] = {
     "capacity": lambda text: parse_memory(text, "capacity"),
-    "segment_bytes": lambda text: parse_memory(text, "segment_bytes"),
     "read_only": yes_or_no,
 }
 """What may stand behind the ``?`` of a URL."""

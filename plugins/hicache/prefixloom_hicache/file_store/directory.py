@@ -1,11 +1,12 @@
 """Directory: where a store is on the disk. It is readable by its owner only, and has at most one writer at a time.
 
-The writer's lock is the kernel's, so it ends with its process, however the process ends. This module knows no segment.
+The writer's lock is the kernel's, so it ends with its process, however the process ends. This module knows no record.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import stat
@@ -49,12 +50,12 @@ def _release_all() -> None:
         lock.release()
 
 
-def distrust(path: Path, found: os.stat_result) -> str:
+def distrust(path: object, found: os.stat_result) -> str:
     """Say why a file of the store must not be trusted, and what to do; "" if this user or root alone can write it."""
     if found.st_uid not in (os.geteuid(), 0):
         return f"{path} belongs to user {found.st_uid}: remove it, or `chown {os.geteuid()} {path}` if you trust it"
     if stat.S_IMODE(found.st_mode) & 0o022:
-        return f"others may write {path}: `chmod 600 {path}` if you trust what is in it, or remove it"
+        return f"others may write {path}: `chmod go-w {path}` if you trust what is in it, or remove it"
     return ""
 
 
@@ -134,3 +135,45 @@ def lock_directory(disk: Disk, directory: OpenFile, path: Path) -> WriterLock:
         hint = remedy(error, "Remove what is in its place")
         raise StorageError(f"{path}/{LOCK} cannot be opened: {error.strerror}. {hint}") from error
     return WriterLock(file)
+
+
+class Directory:
+    """The open directory of a store, and the writer's lock unless it is opened for reading."""
+
+    def __init__(self, path: str | Path, read_only: bool, disk: Disk) -> None:
+        self.path, self._disk = Path(path), disk
+        self._file = open_directory(disk, self.path, create=not read_only)
+        self._place = os.path.abspath(path)  # the process may change its working directory
+        self._found = os.fstat(self.number)
+        self._lock = None if read_only else lock_directory(disk, self._file, self.path)
+
+    @property
+    def number(self) -> int:
+        """The descriptor. It stays open as long as this object."""
+        return self._file.number
+
+    @property
+    def is_writer(self) -> bool:
+        """Whether this process holds the writer's lock."""
+        return self._lock is not None and self._lock.held
+
+    def check(self) -> None:
+        """Raise ``OSError`` if what is written now would not be found again under the path of the store."""
+        what = ""
+        try:
+            if not os.path.samestat(self._found, self._disk.find(self._place)):
+                what = "is another directory now"
+        except (FileNotFoundError, NotADirectoryError):
+            what = "was removed or moved"
+        except PermissionError:
+            pass  # a directory above it was closed to this process meanwhile: this says nothing of what is there
+        if what:
+            raise OSError(errno.ESTALE, f"{self.path} {what}: open the store again")
+        if self._lock is not None and self._lock.was_removed(self._disk):
+            what = f"{self.path / LOCK} was removed or replaced, so another process may write here"
+            raise OSError(errno.ESTALE, f"{what}: open the store again")
+
+    def release(self) -> None:
+        """Release the writer's lock."""
+        if self._lock is not None:
+            self._lock.release()

@@ -25,7 +25,6 @@ from prefixloom.storage import (
     HEADER_BYTES,
     MAX_PAYLOAD,
     Fingerprint,
-    Flaw,
     Key,
     Miss,
     Reason,
@@ -33,14 +32,13 @@ from prefixloom.storage import (
     Refused,
     Status,
     Stored,
-    decode_header,
     encode_header,
     flat,
     shown_url,
     without_passwords,
 )
 
-from ..records.counts import StoreCounts
+from ..records import StoreCounts, checked, differences, header_for
 from .values import Busy, Full, Values
 
 BATCH_BYTES = 32 << 20
@@ -121,18 +119,14 @@ class ServerStore:
             return self._failed(key, value)
         if value is None:
             return Miss(key, "absent")
-        header = decode_header(value)
-        if isinstance(header, Flaw):
-            return Miss(key, header.reason, header.detail)
-        if target is not None and header.is_of(key) and header.size > len(target):
-            return Miss(key, "size", f"the record has {header.size} bytes, the buffer {len(target)}")
         payload = value[HEADER_BYTES:]
+        header = header_for(key, value, len(payload), target)
+        if isinstance(header, Miss):
+            return header
         if target is not None:
-            here = target[: min(header.size, len(payload))]
-            here[:] = payload[: len(here)]
-            payload = here if len(here) == len(payload) else payload
-        found = header.record(key, payload)
-        return Miss(key, found.reason, found.detail) if isinstance(found, Flaw) else found
+            target[: header.size] = payload
+            payload = target[: header.size]
+        return checked(key, header, payload)
 
     def _told(self, answers: Sequence[Record | Miss]) -> tuple[Record | Miss, ...]:
         """Where a record is absent and the server has other fingerprints only, say what is different in them."""
@@ -307,8 +301,7 @@ class ServerStore:
         """What is different in each other fingerprint of the server, the most alike one first."""
         with self._lock:
             others = [there for digest, there in self._notes.items() if digest != own.digest]
-        told = ["a fingerprint that cannot be read" if each is None else own.difference(each) for each in others]
-        return tuple(sorted(told, key=lambda text: text.count(";")))
+        return tuple(differences(own, others))
 
 
 def check_prefix(prefix: str) -> None:
