@@ -13,8 +13,8 @@ from .contract.admission import AdmissionPolicy, StateView
 from .contract.hookspecs import hookimpl
 from .contract.identity import Identity
 from .contract.manifest import Buffer, Codec, Manifest, TierManifest, parse_memory
-from .contract.policy import EvictionPolicy, Use
-from .contract.queues import Queue
+from .contract.policy import EvictionPolicy
+from .contract.queues import Queue, Use
 from .contract.reach import Chunk, Path, Point, Reach, Sinks, Tail, Window
 from .contract.shares import owner_of
 from .contract.values import (

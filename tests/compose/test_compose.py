@@ -132,12 +132,12 @@ def test_hooks_are_bound_per_part_and_traced_on_request() -> None:
 
 
 def test_compose_makes_a_cache_of_what_negotiate_answers() -> None:
-    made = compose(None, plugins=[paths()], capacity=64, page_size=4, debug=True, max_rewind=2, policy="fifo")
+    made = compose(None, plugins=[paths()], capacity=64, page_size=4, debug=True, max_rewind=2, policy="lfu")
     composition = made.composition
     assert isinstance(composition, Composition)
     assert isinstance(composition.parts[0], Part)
     assert (composition.page, composition.parts[0].capacity, composition.debug) == (4, 16, True)
-    assert (composition.max_rewind, composition.policy.name) == (2, "fifo")
+    assert (composition.max_rewind, composition.policy.name) == (2, "lfu")
 
 
 # ---------------------------------------------------------------- the set

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from prefixloom import Component, CompositionError, EvictionPolicy, InputError, Path, Point, Reach, Window, hookimpl
-from prefixloom.contract.policy import BUILT_IN, KeyedQueue, Use
-from prefixloom.contract.queues import Link, ListQueue, Queue, SlruQueue
+from prefixloom.contract.policy import BUILT_IN
+from prefixloom.contract.queues import KEPT_TURNS, KeyedQueue, Link, ListQueue, PriorityQueue, Queue, Use
 from tests.support.helpers import cache_of, finish, held, part, path_cache, run, serve, settle
 
 
@@ -34,41 +34,27 @@ class Naive:
         self.name = name
         self.tick = 0
         self.uses: dict[Cell, int] = {}
-        self.born: dict[Cell, int] = {}
         self.standing: dict[Cell, tuple[Any, ...]] = {}
-        self.protected: list[Cell] = []
 
     def add(self, cell: Cell) -> None:
         self.tick += 1
         known = cell in self.uses
         self.uses[cell] = self.uses.get(cell, 0) + 1
-        self.born.setdefault(cell, self.tick)
         rank: dict[str, tuple[Any, ...]] = {
             "lru": (1, self.tick),
-            "mru": (1, -self.tick),
-            "fifo": (1, self.born[cell], self.tick),
             "lfu": (1, self.uses[cell], self.tick),
             "priority": (1, cell.node.priority, self.tick),
             "slru": (1, 1 if known else 0, self.tick),
             "a key": (1, -cell.node.end),
         }
         self.standing[cell] = rank[self.name]
-        if self.name == "slru" and known:
-            self.protected.append(cell)
-            if len(self.protected) * 5 > len(self.standing) * 4 and len(self.protected) > 1:
-                self.tick += 1
-                self.standing[self.protected.pop(0)] = (1, 0, self.tick)
 
     def add_first(self, cell: Cell) -> None:
         self.tick += 1
-        self.standing[cell] = (1, -self.tick) if self.name == "mru" else (0, -self.tick)
-        if self.name in ("fifo",):
-            self.born.setdefault(cell, self.tick)
+        self.standing[cell] = (0, -self.tick)
 
     def remove(self, cell: Cell) -> None:
         del self.standing[cell]
-        if cell in self.protected:
-            self.protected.remove(cell)
 
     def pop(self) -> Cell | None:
         if not self.standing:
@@ -79,7 +65,6 @@ class Naive:
 
     def forget(self, cell: Cell) -> None:
         self.uses.pop(cell, None)
-        self.born.pop(cell, None)
 
 
 def deepest_first() -> KeyedQueue:
@@ -158,7 +143,7 @@ def test_an_upper_half_that_may_not_go_is_not_queued_but_keeps_its_history(name:
     assert queue.pop() is None
     queue.add(other)
     queue.add(upper)
-    expected = {"lru": other, "mru": upper, "fifo": upper, "lfu": other, "slru": other, "priority": other}
+    expected = {"lru": other, "lfu": other, "slru": other, "priority": other}
     assert queue.pop() is expected[name]
 
 
@@ -204,23 +189,6 @@ def test_of_a_publication_what_lies_above_goes_first(how: str) -> None:
     sequence.close()
 
 
-def test_slru_counts_what_it_protects_over_splits() -> None:
-    queue = SlruQueue()
-    cells = [Cell(i) for i in range(10)]
-    for cell in cells:
-        queue.add(cell)
-    for cell in cells[:3]:
-        queue.remove(cell)
-        queue.add(cell)
-    queue.inherit(Cell(20), cells[0], True)
-    protected = 0
-    cell = queue._protected._end.next
-    while cell is not queue._protected._end:
-        protected += 1
-        cell = cell.next
-    assert queue._protected_count == protected == 4
-
-
 def test_slru_lets_a_prefix_that_was_used_again_outlive_a_scan() -> None:
     hits = {}
     for policy in ("lru", "slru"):
@@ -256,6 +224,23 @@ def test_priority_keeps_the_higher_and_a_leaf_never_outranks_by_age() -> None:
     settle(cache)
 
 
+def test_a_priority_lapses_after_turns_without_use_and_a_use_renews_it() -> None:
+    queue = PriorityQueue()
+    pinned, used, plain = (Cell(number) for number in (1, 4, 3))
+    for cell in (pinned, used, plain):
+        queue.add(cell)
+    for turn in range(4 * KEPT_TURNS):
+        fresh = [Cell(99 + 3 * number) for number in range(queue.standing)]
+        for cell in fresh:
+            queue.add(cell)
+        queue.touch(used)
+        for _ in fresh:
+            queue.forget(queue.pop())
+        assert used.next is not None
+        assert pinned.next is not None or turn >= KEPT_TURNS, "its priority keeps it"
+    assert pinned.next is None
+
+
 def test_priorities_that_differ_by_one_are_told_apart() -> None:
     cache = path_cache(tokens=64, policy="priority")
     serve(cache, [1] * 16, priority=1)
@@ -263,22 +248,6 @@ def test_priorities_that_differ_by_one_are_told_apart() -> None:
     cache.evict(16)
     assert [held(cache, [i] * 16) for i in (1, 2)] == [16, 0]
     settle(cache)
-
-
-def test_mru_evicts_the_last_used_first() -> None:
-    cache = path_cache(tokens=64, policy="mru")
-    for i in range(4):
-        serve(cache, [i] * 16)
-    cache.evict(16)
-    assert [held(cache, [i] * 16) for i in range(4)] == [16, 16, 16, 0]
-
-
-def test_fifo_evicts_the_oldest_however_often_it_is_used() -> None:
-    cache = path_cache(tokens=64, policy="fifo")
-    for i in [0, 1, 2, 3, 0, 0, 0]:
-        serve(cache, [i] * 16)
-    cache.evict(16)
-    assert [held(cache, [i] * 16) for i in range(4)] == [0, 16, 16, 16]
 
 
 def test_under_lru_a_prefix_that_is_matched_again_outlives_older_leaves() -> None:
@@ -368,7 +337,7 @@ def test_a_policy_forgets_what_is_gone(name: str) -> None:
         serve(cache, [draw.randrange(2) for _ in range(draw.randint(8, 40))], chunk=8)
     cache.evict(64)
     for lane in cache.core.shape.lanes:
-        for slot in ("_known", "_place", "_use"):
+        for slot in ("_use", "_entries", "_kept"):
             assert len(getattr(lane.queue, slot, ())) == 0, (lane.name, slot)
     settle(cache)
 
@@ -411,7 +380,7 @@ def test_a_policy_with_neither_a_key_nor_a_queue_is_refused() -> None:
 
 
 def test_an_unknown_policy_is_refused_with_those_that_exist() -> None:
-    with pytest.raises(CompositionError, match=r"Built in: lru, mru, slru, lfu, priority, fifo"):
+    with pytest.raises(CompositionError, match=r"Built in: lru, slru, lfu, priority"):
         path_cache(policy="newest")
 
 

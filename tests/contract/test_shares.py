@@ -23,7 +23,7 @@ def kept(cache: Cache, component: str) -> Mapping[str, int]:
     return {owner: tiers["device"].get(component, 0) for owner, tiers in cache.stats().owners.items()}
 
 
-@pytest.mark.parametrize("policy", ["lru", "priority", "fifo"])
+@pytest.mark.parametrize("policy", ["lru", "priority", "slru"])
 @pytest.mark.parametrize("seed", range(4))
 def test_eviction_takes_from_the_owner_that_keeps_most_for_its_share(seed: int, policy: str) -> None:
     """And only of what no lease covers. By less than one cell, an owner may have to give more than that."""

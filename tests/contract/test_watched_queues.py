@@ -14,7 +14,7 @@ import pytest
 
 from prefixloom import Cache, CapacityError, CompositionError, Path, Point, Reach, Sinks, Window
 from prefixloom.contract.policy import BUILT_IN, EvictionPolicy, WatchedQueue, serving
-from prefixloom.contract.queues import BucketQueue, ListQueue, Queue
+from prefixloom.contract.queues import KeyedQueue, ListQueue, Queue
 from tests.support.helpers import (
     Keeping,
     cache_of,
@@ -226,10 +226,15 @@ def test_a_queue_whose_links_are_wrong_does_no_harm(kinds: str, kind: Any, debug
     all_may_go(cache)
 
 
+class NewestFirst(KeyedQueue):
+    def __init__(self) -> None:
+        super().__init__(lambda use: -use.last)
+
+
 def test_once_it_is_dismissed_what_was_used_last_goes_last() -> None:
     """And what was to go first is still the first."""
     failing = Failing("pop", 1, late=False)
-    queue = WatchedQueue("backwards", failing.policy(type("Newest", (BUILT_IN["mru"].make,), {})).queue())
+    queue = WatchedQueue("backwards", failing.policy(NewestFirst).queue())
     cells = [Cell(number) for number in range(5)]
     for cell in cells:
         queue.add(cell)
@@ -276,13 +281,12 @@ def test_an_interrupt_passes_through_and_the_call_has_had_its_effect(verb: str, 
     assert queue.pop() is None
 
 
-@pytest.mark.parametrize("kind", [ListQueue, BucketQueue])
-def test_ours_are_not_watched(kind: Any) -> None:
+def test_ours_are_not_watched() -> None:
     """They are as fast as they are, and what a cell's fast way asks is their class."""
     for policy in BUILT_IN.values():
         assert not isinstance(serving(policy), WatchedQueue)
     assert type(serving(EvictionPolicy("plain", make=ListQueue))) is ListQueue
-    assert type(serving(EvictionPolicy("lru", make=lambda: BucketQueue(lambda cell, uses: 1 // 0)))) is WatchedQueue
+    assert type(serving(EvictionPolicy("lru", make=lambda: KeyedQueue(lambda use: 1 // 0)))) is WatchedQueue
 
 
 class Tired:

@@ -183,7 +183,7 @@ def test_no_replay_hits_more_than_the_bound(seed: int) -> None:
     requests = random_trace(chance, size)
     service = chance.choice((None, Service(prefill=100.0, decode=50.0, max_running=4, chunk=32)))
     best = TraceBounds(requests, page).hit_rate(composed(page, "lru", (), **parts), 32)
-    for policy in ("lru", "mru", "slru"):
+    for policy in ("lru", "lfu", "slru"):
         outcome = Replay(composed(page, policy, (), **parts), service=service, chunk=32).run(requests)
         assert outcome.refused == 0 and best is not None
         assert outcome.retracted or outcome.hit_rate <= best + 1e-9, (policy, parts)

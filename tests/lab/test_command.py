@@ -52,16 +52,16 @@ def test_several_policies_are_compared_and_json_has_all_figures(
 ) -> None:
     trace, model = files
     size = ["--capacity", "full=2000,mamba=20", "--in-turn"]
-    assert main(["replay", trace, "--model", model, *size, "--policy", "lru", "mru"]) == 0
+    assert main(["replay", trace, "--model", model, *size, "--policy", "lru", "lfu"]) == 0
     table = capsys.readouterr().out.rpartition("\n\n")[2].splitlines()
-    assert [row.split()[0] for row in table] == ["policy", "lru", "mru", "no"]
+    assert [row.split()[0] for row in table] == ["policy", "lru", "lfu", "no"]
     assert "memory  x ideal     hit  gap closed" in table[0] and " 0.0% " in table[1]
-    assert main(["replay", trace, "--model", model, *size, "--policy", "lru", "mru", "--jobs", "2", "--json"]) == 0
+    assert main(["replay", trace, "--model", model, *size, "--policy", "lru", "lfu", "--jobs", "2", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     (bound,) = told["bounds"]
     assert f"{bound['hit_rate']:.2%}" in table[3] and bound["bytes"] == told["replays"][0]["bytes"]
     assert all(each["hit_rate"] <= bound["hit_rate"] < 1 for each in told["replays"])
-    assert main(["replay", trace, "--model", model, *size, "--policy", "lru", "mru", "--no-bound"]) == 0
+    assert main(["replay", trace, "--model", model, *size, "--policy", "lru", "lfu", "--no-bound"]) == 0
     assert "gap closed" not in capsys.readouterr().out
     assert main(["replay", trace, "--model", model, *size, "--limit", "9", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)

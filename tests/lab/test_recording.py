@@ -117,11 +117,11 @@ def test_on_another_composition_a_recording_is_refused_and_a_difference_is_told(
     with record(cache(), tmp_path / "calls") as recorded:
         drive(recorded, 1)
     recording = RecordedCalls.read(tmp_path / "calls")
-    with pytest.raises(CompositionError, match="policy lru, and this one has mru"):
-        rerun(recording, cache(policy="mru"))
+    with pytest.raises(CompositionError, match="policy lru, and this one has lfu"):
+        rerun(recording, cache(policy="lfu"))
     with pytest.raises(CompositionError, match="pools"):
         rerun(recording, cache(state=12))
-    done = rerun(recording, cache(policy="mru"), keep=lambda entry: entry)
+    done = rerun(recording, cache(policy="lfu"), keep=lambda entry: entry)
     assert done.differences > 0
     assert "was" in done.told[0]
 

@@ -62,9 +62,6 @@ BY_HAND = (
     Fragment("a shorter record keeps the end of the one before it", FILES, "FileBackend._write_once", "self._disk.cut(file.number, end)", ""),
     Fragment("a full disk empties the store", FILES, "FileBackend._write", "room > self._used", "False"),
     Fragment("what was not synced stays", FILES, "FileBackend._sync", "self._delete(name)", "self._unsynced.discard(name)"),
-    # compaction of keyed queues
-    Fragment("ranks are compacted to a list that is no heap", f"{CORE}/contract/queues.py", "BucketQueue.add", "sorted(self._buckets)", "list(self._buckets)[::-1]"),
-    Fragment("ranks are never compacted", f"{CORE}/contract/queues.py", "BucketQueue.add", "self._ranks = sorted(self._buckets)", ""),
     # the budget of a step, and of the pools
     Fragment("what may be taken back needs no pages", f"{CORE}/compose/needs.py", "SequenceNeeds.of", "max(chunk, 1 + rewind) + rewind", "max(chunk, 1 + rewind)"),
     Fragment("rows that decode cost a step nothing", SCHEDULER, "Scheduler._plan_together", "self.chunk - len(planned)", "self.chunk"),

@@ -29,6 +29,7 @@ from prefixloom import (
 from prefixloom.contract.reach import Interval
 from prefixloom.tree.path_lane import PathLane
 from tests.support.helpers import cache_of, part, path_cache, run, serve, settle
+from tests.support.setups import FIFO
 
 TOKENS = list(range(100, 140))
 
@@ -265,16 +266,6 @@ def test_debug_mode_names_who_has_anothers_slot_or_one_that_does_not_exist(slot:
     settle(cache)
 
 
-def test_lfu_keeps_no_bucket_for_uses_that_nothing_has() -> None:
-    cache = path_cache(policy="lfu")
-    serve(cache, TOKENS)
-    for _ in range(300):
-        cache.lease(cache.match(TOKENS)).release()
-    queue: Any = cache.core.shape.lanes[0].queue
-    assert len(queue._buckets) == 1
-    assert len(queue._ranks) < 100
-
-
 def test_the_pages_of_a_plan_at_the_start_are_none() -> None:
     cache = path_cache()
     sequence = cache.open(TOKENS)
@@ -359,14 +350,14 @@ def test_a_plan_is_frozen() -> None:
         assert sequence.ready == 40
 
 
-def test_a_fifo_queue_does_not_grow_with_use() -> None:
-    cache = path_cache(policy="fifo")
+def test_a_keyed_queue_does_not_grow_with_use() -> None:
+    cache = path_cache(policy=FIFO)
     for first in range(3):
         serve(cache, [first] * 8)
     for _ in range(300):
         cache.lease(cache.match([0] * 8)).release()
     queue: Any = cache.core.shape.lanes[0].queue
-    assert len(queue._heap) == 3
+    assert len(queue._queue._heap) == 3
     cache.evict({"path": 2})
     assert [cache.peek([first] * 8) for first in range(3)] == [0, 8, 8], "first in, first out, however often used"
 

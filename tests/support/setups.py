@@ -13,6 +13,7 @@ from prefixloom import (
     Chunk,
     Claim,
     Component,
+    EvictionPolicy,
     Manifest,
     Path,
     Point,
@@ -23,6 +24,9 @@ from prefixloom import (
     Window,
     hookimpl,
 )
+
+MRU = EvictionPolicy("mru", key=lambda use: -use.last)
+FIFO = EvictionPolicy("fifo", key=lambda use: use.born)
 
 
 class Strided(Reach):
@@ -179,9 +183,9 @@ def setups() -> dict[str, Setup]:
     return {
         "path": make(parts(Path())),
         "path, page 1, lfu": make(parts(Path()), page=1, policy="lfu", tokens=40),
-        "path, page 16, mru": make(parts(Path()), page=16, policy="mru", tokens=192),
+        "path, page 16, mru": make(parts(Path()), page=16, policy=MRU, tokens=192),
         "two paths, slru": make(parts(Path(), Path()), policy="slru", own={"b": 52}),
-        "path, groups of 2": make(parts(Path(), a={"tokens_per_slot": 2}), policy="fifo"),
+        "path, groups of 2": make(parts(Path(), a={"tokens_per_slot": 2}), policy=FIFO),
         "path, lookahead 1": make(parts(Path(), Path(), b={"lookahead": 1}), policy="lru"),
         "path and window, lookahead 2": make(parts(Path(), Window(7), b={"lookahead": 2}), page=1, tokens=40),
         "lookahead 1, rewind": make(parts(Path(), Window(7), b={"lookahead": 1}), page=1, tokens=40, max_rewind=4),
@@ -192,22 +196,22 @@ def setups() -> dict[str, Setup]:
         "window": make(parts(Window(10)), tokens=48),
         "window of 1": make(parts(Window(1)), tokens=40),
         "window of 2, page 1": make(parts(Window(2)), page=1, tokens=32, policy="lfu"),
-        "window smaller than a page": make(parts(Path(), Window(3)), policy="fifo"),
-        "window longer than prompts": make(parts(Window(500)), policy="mru"),
+        "window smaller than a page": make(parts(Path(), Window(3)), policy=FIFO),
+        "window longer than prompts": make(parts(Window(500)), policy=MRU),
         "two windows": make(parts(Window(5), Window(14)), own={"a": 48}, max_rewind=3),
         "two windows and a path": make(parts(Window(6), Path(), Window(13)), policy="lfu", own={"c": 52}),
         "point": make(parts(Point()), tokens=40, slots=9),
         "point, page 1, lfu": make(parts(Point()), page=1, policy="lfu", slots=10, tokens=24),
         "path and point": make(parts(Path(), Point())),
         "path and point, grid": make(parts(Path(), Point(), b={"grid": 8}), slots=7),
-        "window and point": make(parts(Window(7), Point()), slots=7, policy="mru"),
+        "window and point": make(parts(Window(7), Point()), slots=7, policy=MRU),
         "path, window and point": make(parts(Path(), Window(9), Point()), slots=9, policy="slru"),
         "path, window and two points": make(parts(Path(), Window(5), Point(), Point()), own={"d": 7}),
         "chunk": make(parts(Chunk(12))),
         "path and chunk": make(parts(Path(), Chunk(8)), page=1, tokens=40),
-        "chunk, page 1": make(parts(Chunk(5)), page=1, tokens=20, policy="mru"),
+        "chunk, page 1": make(parts(Chunk(5)), page=1, tokens=20, policy=MRU),
         "chunk off the page": make(parts(Path(), Chunk(10)), max_rewind=4),
-        "path and tail": make(parts(Path(), Tail(16, 6)), policy="fifo"),
+        "path and tail": make(parts(Path(), Tail(16, 6)), policy=FIFO),
         "sinks": make(parts(Sinks(6))),
         "path and sinks": make(parts(Path(), Sinks(5)), own={"b": 40}),
         "sinks and window in one": make(parts(Sinks(3) | Window(8))),

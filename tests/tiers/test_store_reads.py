@@ -18,6 +18,7 @@ from prefixloom.tiers.consensus import LocalConsensus
 from prefixloom.tiers.store_reads import Fetch
 from prefixloom_hicache import GuardLimits, MemoryBackend
 from tests.support.helpers import part, settle
+from tests.support.setups import MRU
 from tests.support.stores import Gated, behind, composed, idle, read_back, restored, serve, stocked, until
 from tests.support.tiers import path_of
 
@@ -308,7 +309,7 @@ def test_what_comes_does_not_drive_out_the_path_that_it_hangs_from() -> None:
     """The host is full, and what was used last goes first: that is the path itself."""
     paths = part("path", Path()), part("more", Path())
     store = stocked(*paths, tokens=TOKENS[:24])
-    cache, _ = composed(*paths, store=store, host={"path": 24, "more": 24}, policy="mru")
+    cache, _ = composed(*paths, store=store, host={"path": 24, "more": 24}, policy=MRU)
     for tokens in (TOKENS[:8], TOKENS[:16], [9] * 8):
         serve(cache, tokens)
         cache.evict(1000)

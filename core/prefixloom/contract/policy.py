@@ -2,120 +2,18 @@
 
 from __future__ import annotations
 
-import heapq
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
 import attrs
 
 from ..errors import CompositionError
-from .queues import BucketQueue, Link, ListQueue, MruQueue, PriorityQueue, Queue, SlruQueue
+from .queues import KeyedQueue, Link, ListQueue, PriorityQueue, Queue, Use
 from .shares import SharedQueue
 
 log = logging.getLogger("prefixloom")
-
-
-@attrs.define(slots=True)
-class Use:
-    """The use of a cell, as the key of an eviction policy sees it.
-
-    ``born``, ``last``   logical times of the first and of the last use; never the time of a clock
-    ``uses``             number of uses
-    ``tokens``, ``depth``  tokens of the cell's edge, and tokens from the root to its end
-    ``priority``         the priority of its node
-    """
-
-    born: int
-    last: int
-    uses: int
-    tokens: int
-    depth: int
-    priority: int
-
-
-class KeyedQueue(Queue):
-    """A queue in the order of a third-party key, smallest first: a heap with lazy deletion, O(log n).
-
-    A cell that leaves the queue keeps its entry in the heap, and uses it again if it comes back with the same key.
-    """
-
-    __slots__ = ("_entries", "_heap", "_key", "_tick", "_use")
-
-    def __init__(self, key: Callable[[Use], Any]) -> None:
-        self._key = key
-        self._use: dict[Any, Use] = {}
-        self._heap: list[tuple[int, Any, int, Any]] = []
-        self._entries: dict[Any, tuple[int, Any, int, Any]] = {}  # the newest of each cell that is in the heap
-        self._tick = 0
-
-    def __iter__(self) -> Iterator[Any]:
-        return (cell for _, _, tick, cell in self._heap if cell.next is self and cell.prev == tick)
-
-    @property
-    def remembered(self) -> Iterable[Any]:
-        return {**self._use, **self._entries}
-
-    def _enter(self, cell: Any, rank: int) -> None:
-        self._tick += 1
-        use = self._use.get(cell)
-        if use is None:
-            node = cell.node
-            use = self._use[cell] = Use(self._tick, self._tick, 1, node.end - node.parent.end, node.end, 0)
-        use.priority = cell.node.priority
-        known = self._entries.get(cell)
-        tick = self._tick
-        key = self._key(use) if rank else -tick
-        if known is not None and known[0] == rank and known[1] == key:
-            tick = known[2]
-        else:
-            entry = (rank, key, tick, cell)
-            heapq.heappush(self._heap, entry)
-            self._entries[cell] = entry
-        cell.next = self
-        cell.prev = tick
-        if len(self._heap) > 4 * len(self._use) + 64:
-            self._heap = [entry for entry in self._heap if entry[3].next is self and entry[3].prev == entry[2]]
-            self._entries = {entry[3]: entry for entry in self._heap}
-            heapq.heapify(self._heap)
-
-    def add(self, cell: Any) -> None:
-        use = self._use.get(cell)
-        if use is not None:
-            use.last = self._tick + 1
-            use.uses += 1
-        self._enter(cell, 1)
-
-    def add_first(self, cell: Any) -> None:
-        self._enter(cell, 0)
-
-    def remove(self, cell: Any) -> None:
-        cell.prev = cell.next = None
-
-    def pop(self) -> Any:
-        while self._heap:
-            _, _, tick, cell = heapq.heappop(self._heap)
-            newest = self._entries.get(cell)
-            if newest is not None and newest[2] == tick:
-                del self._entries[cell]
-            if cell.next is self and cell.prev == tick:
-                cell.prev = cell.next = None
-                return cell
-        return None
-
-    def forget(self, cell: Any) -> None:
-        self._use.pop(cell, None)
-        self._entries.pop(cell, None)
-
-    def inherit(self, upper: Any, lower: Any, linked: bool) -> None:
-        use = self._use.get(lower)
-        if use is not None:
-            cut = upper.node.end
-            self._use[upper] = attrs.evolve(use, tokens=cut - upper.node.parent.end, depth=cut)
-            use.tokens = lower.node.end - cut
-        if linked:
-            self.add_first(upper) if use is None else self._enter(upper, 1)
 
 
 class Guest(Link):
@@ -257,11 +155,9 @@ BUILT_IN: dict[str, EvictionPolicy] = {
     policy.name: policy
     for policy in (
         EvictionPolicy("lru", make=ListQueue),
-        EvictionPolicy("mru", make=MruQueue),
-        EvictionPolicy("slru", make=SlruQueue),
-        EvictionPolicy("lfu", make=lambda: BucketQueue(lambda cell, uses: uses)),
+        EvictionPolicy("slru", key=lambda use: (use.uses > 1, use.last)),
+        EvictionPolicy("lfu", key=lambda use: (use.uses, use.last)),
         EvictionPolicy("priority", make=PriorityQueue),
-        EvictionPolicy("fifo", key=lambda use: use.born),
     )
 }
 

@@ -7,8 +7,11 @@ knows nothing of trees or pools. The cost of a list queue does not depend on the
 from __future__ import annotations
 
 import heapq
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
+
+import attrs
 
 
 class Link:
@@ -174,162 +177,111 @@ class ListQueue(Queue):
             lower.next = after.prev = upper
 
 
-class MruQueue(ListQueue):
-    """A queue with the most recently used cell first."""
+@attrs.define(slots=True)
+class Use:
+    """The use of a cell, as the key of an eviction policy sees it.
 
-    __slots__ = ()
-
-    def add(self, cell: Any) -> None:
-        super().add_first(cell)
-
-    def touch(self, cell: Any) -> None:
-        self.remove(cell)
-        self.add(cell)
-
-
-class SortedQueue(Queue):
-    """Base of queues that are made of several lists: which list a cell stands in, and how often it was used.
-
-    ``uses`` has a number for every cell that is or was in the queue, and is not gone for good.
+    ``born``, ``last``   logical times of the first and of the last use; never the time of a clock
+    ``uses``             number of uses
+    ``tokens``, ``depth``  tokens of the cell's edge, and tokens from the root to its end
+    ``priority``         the priority of its node
     """
 
-    __slots__ = ("_first", "_place", "uses")
+    born: int
+    last: int
+    uses: int
+    tokens: int
+    depth: int
+    priority: int
 
-    def __init__(self) -> None:
-        self._first = ListQueue()
-        self.uses: dict[Any, int] = {}
-        self._place: dict[Any, ListQueue] = {}
+
+class KeyedQueue(Queue):
+    """A queue in the order of a key, smallest first, and of equals the one that came first.
+
+    It is a heap with lazy deletion, O(log n).
+
+    A cell that leaves the queue keeps its entry in the heap, and uses it again if it comes back with the same key.
+    """
+
+    __slots__ = ("_entries", "_heap", "_key", "_tick", "_use", "standing")
+
+    def __init__(self, key: Callable[[Use], Any]) -> None:
+        self._key = key
+        self._use: dict[Any, Use] = {}
+        self._heap: list[tuple[int, Any, int, Any]] = []
+        self._entries: dict[Any, tuple[int, Any, int, Any]] = {}  # the newest of each cell that is in the heap
+        self._tick = 0
+        self.standing = 0
+        """How many cells stand in the queue."""
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._place)
+        return (cell for _, _, tick, cell in self._heap if cell.next is self and cell.prev == tick)
 
     @property
     def remembered(self) -> Iterable[Any]:
-        return self.uses
+        return {**self._use, **self._entries}
 
-    def _put(self, cell: Any, queue: ListQueue) -> None:
-        self._place[cell] = queue
-        queue.add(cell)
+    def _enter(self, cell: Any, rank: int) -> None:
+        self._tick += 1
+        use = self._use.get(cell)
+        if use is None:
+            node = cell.node
+            use = self._use[cell] = Use(self._tick, self._tick, rank, node.end - node.parent.end, node.end, 0)
+        use.priority = cell.node.priority
+        known = self._entries.get(cell)
+        tick = self._tick
+        key = self._key(use) if rank else -tick
+        if known is not None and known[0] == rank and known[1] == key:
+            tick = known[2]
+        else:
+            entry = (rank, key, tick, cell)
+            heapq.heappush(self._heap, entry)
+            self._entries[cell] = entry
+        self.standing += cell.next is None
+        cell.next = self
+        cell.prev = tick
+        if len(self._heap) > 4 * len(self._use) + 64:
+            self._heap = [entry for entry in self._heap if entry[3].next is self and entry[3].prev == entry[2]]
+            self._entries = {entry[3]: entry for entry in self._heap}
+            heapq.heapify(self._heap)
+
+    def add(self, cell: Any) -> None:
+        use = self._use.get(cell)
+        if use is not None:
+            use.last = self._tick + 1
+            use.uses += 1
+        self._enter(cell, 1)
 
     def add_first(self, cell: Any) -> None:
-        self._place[cell] = self._first
-        self._first.add_first(cell)
+        self._enter(cell, 0)
 
     def remove(self, cell: Any) -> None:
-        self._place.pop(cell).remove(cell)
+        self.standing -= 1
+        cell.prev = cell.next = None
+
+    def pop(self) -> Any:
+        while self._heap:
+            _, _, tick, cell = heapq.heappop(self._heap)
+            newest = self._entries.get(cell)
+            if newest is not None and newest[2] == tick:
+                del self._entries[cell]
+            if cell.next is self and cell.prev == tick:
+                self.remove(cell)
+                return cell
+        return None
 
     def forget(self, cell: Any) -> None:
-        self.uses.pop(cell, None)
+        self._use.pop(cell, None)
+        self._entries.pop(cell, None)
 
     def inherit(self, upper: Any, lower: Any, linked: bool) -> None:
-        if lower in self.uses:
-            self.uses[upper] = self.uses[lower]
+        use = self._use.get(lower)
+        if use is not None:
+            cut = upper.node.end
+            self._use[upper] = attrs.evolve(use, tokens=cut - upper.node.parent.end, depth=cut)
+            use.tokens = lower.node.end - cut
         if linked:
-            place = self._place[upper] = self._place[lower]
-            place.inherit(upper, lower, linked)
-
-    def _popped(self, cell: Any) -> Any:
-        if cell is not None:
-            del self._place[cell]
-        return cell
-
-
-class SlruQueue(SortedQueue):
-    """Segmented LRU: cells that were used again are protected, up to four fifths of all; others are evicted first."""
-
-    __slots__ = ("_probation", "_protected", "_protected_count")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._probation = ListQueue()
-        self._protected = ListQueue()
-        self._protected_count = 0
-
-    def add(self, cell: Any) -> None:
-        if cell not in self.uses:
-            self.uses[cell] = 0
-            self._put(cell, self._probation)
-            return
-        self._put(cell, self._protected)
-        self._protected_count += 1
-        if self._protected_count * 5 > len(self._place) * 4 and self._protected_count > 1:
-            oldest = self._protected.pop()
-            self._protected_count -= 1
-            self._put(oldest, self._probation)
-
-    def remove(self, cell: Any) -> None:
-        if self._place[cell] is self._protected:
-            self._protected_count -= 1
-        super().remove(cell)
-
-    def inherit(self, upper: Any, lower: Any, linked: bool) -> None:
-        super().inherit(upper, lower, linked)
-        if linked and self._place[upper] is self._protected:
-            self._protected_count += 1
-
-    def pop(self) -> Any:
-        cell = self._first.pop() or self._probation.pop()
-        if cell is None:
-            cell = self._protected.pop()
-            self._protected_count -= cell is not None
-        return self._popped(cell)
-
-
-class _Bucket(ListQueue):
-    __slots__ = ("rank",)
-
-    def __init__(self, rank: Any) -> None:
-        super().__init__()
-        self.rank = rank
-
-
-class BucketQueue(SortedQueue):
-    """A queue with the lowest rank first, and the least recently used first within a rank.
-
-    There is a bucket for each rank that is in use.
-    """
-
-    __slots__ = ("_buckets", "_rank", "_ranks")
-
-    def __init__(self, rank: Callable[[Any, int], Any]) -> None:
-        super().__init__()
-        self._rank = rank
-        self._buckets: dict[Any, _Bucket] = {}
-        self._ranks: list[Any] = []  # a heap; a rank may stand in it after its bucket has gone
-
-    def add(self, cell: Any) -> None:
-        count = self.uses[cell] = self.uses.get(cell, 0) + 1
-        self._put(cell, self._bucket(self._rank(cell, count)))
-
-    def _bucket(self, rank: Any) -> _Bucket:
-        bucket = self._buckets.get(rank)
-        if bucket is None:
-            bucket = self._buckets[rank] = _Bucket(rank)
-            heapq.heappush(self._ranks, rank)
-            if len(self._ranks) > 2 * len(self._buckets) + 64:
-                self._ranks = sorted(self._buckets)
-        return bucket
-
-    def _drop_if_empty(self, bucket: ListQueue | None) -> None:
-        if isinstance(bucket, _Bucket) and bucket.empty:
-            del self._buckets[bucket.rank]
-
-    def remove(self, cell: Any) -> None:
-        bucket = self._place.get(cell)
-        super().remove(cell)
-        self._drop_if_empty(bucket)
-
-    def pop(self) -> Any:
-        cell = self._first.pop()
-        ranks = self._ranks
-        while cell is None and ranks:
-            bucket = self._buckets.get(ranks[0])
-            if bucket is None:
-                heapq.heappop(ranks)
-                continue
-            cell = bucket.pop()
-            self._drop_if_empty(bucket)
-        return self._popped(cell)
+            self.add_first(upper) if use is None else self._enter(upper, 1)
 
 
 KEPT_TURNS = 8
@@ -337,26 +289,36 @@ KEPT_TURNS = 8
 in the queue when it began."""
 
 
-class PriorityQueue(BucketQueue):
+class PriorityQueue(KeyedQueue):
     """A queue with the lowest priority first, and the least recently used first within a priority.
 
     A priority above 0 ends when the cell was not used for ``KEPT_TURNS`` turns. Otherwise one request could pin what it
     left for ever.
     """
 
-    __slots__ = ("_left", "_turn")
+    __slots__ = ("_began", "_kept", "_left")
 
     def __init__(self) -> None:
-        turn = [0]
+        began = self._began = deque([0], KEPT_TURNS)
+        """When the last turns began. What was used last before the first of them has no priority above 0 any more."""
+        self._kept: OrderedDict[Any, None] = OrderedDict()  # by last use, the cells with a priority above 0
+        self._left = 0  # how many more evictions the turn has
+        super().__init__(lambda use: (min(use.priority, 0) if use.last <= began[0] else use.priority, use.last))
 
-        def rank(cell: Any, uses: int) -> tuple[int, int]:
-            priority = cell.node.priority
-            return priority, turn[0] if priority > 0 else 0
+    def add(self, cell: Any) -> None:
+        super().add(cell)
+        self._kept.pop(cell, None)
+        if cell.node.priority > 0:
+            self._kept[cell] = None
 
-        super().__init__(rank)
-        self._turn = turn
-        self._left = 0
-        """How many more evictions the turn has."""
+    def forget(self, cell: Any) -> None:
+        super().forget(cell)
+        self._kept.pop(cell, None)
+
+    def inherit(self, upper: Any, lower: Any, linked: bool) -> None:
+        super().inherit(upper, lower, linked)
+        if lower in self._kept:
+            self._kept[upper] = None
 
     def pop(self) -> Any:
         if not self._left:
@@ -366,10 +328,9 @@ class PriorityQueue(BucketQueue):
         return cell
 
     def _begin_turn(self) -> None:
-        self._turn[0] += 1
-        self._left = len(self._place)
-        over = sorted(rank for rank in self._buckets if rank[0] > 0 and rank[1] <= self._turn[0] - KEPT_TURNS)
-        for cell in reversed([cell for rank in over for cell in self._buckets[rank]]):
-            self.remove(cell)
-            self._place[cell] = bucket = self._bucket((0, 0))
-            bucket.add_first(cell)  # unlike what else has no priority, it was not used for all these turns
+        self._began.append(self._tick)
+        self._left = self.standing
+        while self._kept and self._use[cell := next(iter(self._kept))].last <= self._began[0]:
+            del self._kept[cell]
+            if cell.next is self and self._entries[cell][0]:
+                self._enter(cell, 1)

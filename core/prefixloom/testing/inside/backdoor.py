@@ -18,7 +18,6 @@ from typing import Any
 from ...cache.cache import Cache
 from ...cache.match_plan import MatchPlan
 from ...cache.sequence import Sequence
-from ...contract.queues import SortedQueue
 from ...device.flight import Flight, Work
 from ...device.pool import Pool
 from ...device.streams import Stream
@@ -283,9 +282,8 @@ def store_link(cache: Cache) -> StoreBehind | None:
 
 
 def remembered(cache: Cache) -> int:
-    """How many cells the built-in queues that keep a history of use know, all components together."""
-    queues = [lane.queue for lane in cache.core.shape.all_lanes]
-    return sum(len(queue.uses) for queue in queues if isinstance(queue, SortedQueue))
+    """How many cells the queues know, all components together."""
+    return sum(len([*lane.queue.remembered]) for lane in cache.core.shape.all_lanes)
 
 
 # ---------------------------------------------------------------- leases and plans

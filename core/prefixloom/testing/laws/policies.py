@@ -22,8 +22,8 @@ from typing import Any
 import attrs
 
 from ...compose.registry import default_registry
-from ...contract.policy import BUILT_IN, EvictionPolicy, Use
-from ...contract.queues import Queue
+from ...contract.policy import BUILT_IN, EvictionPolicy
+from ...contract.queues import Queue, Use
 from ...errors import CompositionError
 from ..kit.case import LawBroken, NotApplicable
 
