@@ -11,7 +11,6 @@ import pytest
 from prefixloom.operations.lease import acquire, swap
 from prefixloom.tiers import host_copies, host_tier, restore
 from prefixloom.tiers.host_lane import HostLane
-from prefixloom.tiers.match_below import usable
 from prefixloom.tree.radix import climb
 
 Mutant = Callable[[pytest.MonkeyPatch], None]
@@ -30,8 +29,9 @@ def deepest_below(node: Any, index: int) -> Any:
 def each_component_loads_from_its_own_deepest_node(patch: pytest.MonkeyPatch) -> None:
     honest = restore.lacking
 
-    def lacking(lane: Any, host: Any, node: Any, pins: Any, more: Any = ()) -> Any:
-        return honest(lane, host, deepest_below(node, host.index), pins, more)
+    def lacking(lane: Any, host: Any, node: Any, pins: Any, wanted: Any) -> Any:
+        deepest = deepest_below(node, host.index)
+        return honest(lane, host, deepest, pins, wanted if deepest is node else lane.paged.needs[deepest.end])
 
     patch.setattr(restore, "lacking", lacking)
 
@@ -40,9 +40,8 @@ def the_anchor_is_the_deepest_node_on_the_host(patch: pytest.MonkeyPatch) -> Non
     """The path alone says how deep a load goes; the others are looked for from there."""
 
     def restorable_at(copies: Any, match: Any, node: Any, boundary: int) -> Any:
-        shape = copies.core.shape
-        for lane in shape.path_lanes:
-            node, boundary = usable(lane, copies.by_component[lane.index], node, boundary, shape.page)
+        for lane in copies.core.shape.path_lanes:
+            node, boundary = copies.residencies[lane.index].deepest(node, boundary)
         return node, max(boundary, match.ready)
 
     for module in (host_tier, restore):

@@ -23,12 +23,12 @@ TIER, FOUND, COPIES = "test_tier.py", "test_tier_regressions.py", "test_tier_cop
 READS, COMING = "test_store_reads.py", "test_store_coming.py"
 LESSON_4 = "test_lesson_4_wrong_anchor.py"
 MUTANTS: tuple[tuple[str, str, str, str, str, str], ...] = (
-    ("a hole below is overlooked", "tiers/match_below.py", "lowest_hole", "one == other == ABSENT and first <= place < last", "False", LESSON_4),
-    ("the device alone is asked of a path", "tiers/match_below.py", "lowest_hole", "closed and theirs is not None", "closed", TIER),
-    ("a state is looked for above its boundary only", "tiers/match_below.py", "usable", "if boundary != node.end:\n    node = node.parent", "node = node.parent", TIER),
-    ("positions are loaded that the device has", "tiers/restore.py", "_lacking_at", "device[place] == ABSENT and slot != ABSENT and any((lo < at + page and at < hi for lo, hi in spans))", "slot != ABSENT and any((lo < at + page and at < hi for lo, hi in spans))", COPIES),
-    ("the last position of a span is not loaded", "tiers/restore.py", "_lacking_at", "lo < at + page and at < hi", "lo < at + page and at + page < hi", TIER),
-    ("sources are not pinned", "tiers/restore.py", "_lacking_at", "pins.add(host, ours)\ndevice, mine = (array('i', lane.edge(node)), array('i', ours.data))", "device, mine = (array('i', lane.edge(node)), array('i', ours.data))", LESSON_4),
+    ("a hole below is overlooked", "tiers/host_lane.py", "HostPages.gap", "gap_in(node.cells[self.index], node, self.page, at, high)", "(high, high)", LESSON_4),
+    ("the device alone is asked of a path", "tiers/host_copies.py", "HostCopies.__init__", "lane.residency if host is None else lane.residency.with_place(host)", "lane.residency", TIER),
+    ("a state serves each boundary of its edge", "tree/lane.py", "state_gap_in", "(start, end - 1) if at < end - 1 else (high, high)", "(high, high)", TIER),
+    ("positions are loaded that the device has", "tiers/restore.py", "lacking", "lane.residency.absent(node, wanted)", "wanted", COPIES),
+    ("the last page of a span is not loaded", "tiers/restore.py", "lacking", "range(max(low, first), min(high, end))", "range(max(low, first), min(high, end) - 1)", TIER),
+    ("sources are not pinned", "tiers/restore.py", "lacking", "pins.add(host, cells[host.index])", "pass", LESSON_4),
     ("what is tried again is not lower", "tiers/restore.py", "restore", "running.ready < boundary <= limit", "running.ready < boundary", FOUND),
     ("a state that was filled is loaded into", "tiers/restore.py", "_copy_up", "isinstance(lane, CodedLane) or state.ready", "isinstance(lane, CodedLane)", FOUND),
     ("a copy of a state leaves no fence", "tiers/restore.py", "_copy_up", "running.fence = max(running.fence, work.number)", "", FOUND),

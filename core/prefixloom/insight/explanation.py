@@ -14,7 +14,7 @@ import attrs
 
 from ..contract.identity import means, plain_name
 from ..contract.reach import Interval, merged
-from ..operations.match import lacking, limit_of, lowerings, walked_boundary
+from ..operations.match import limit_of, lowerings, walked_boundary
 from ..operations.state import Core, Match
 from ..tree.lane import Lane, PageLane
 from ..tree.radix import Node, climb
@@ -230,7 +230,7 @@ class _Explainer:
             match.ready,
             match.ready if core.below is None else match.restorable,
             self.walked,
-            {lane.name: lane.deepest(match.walked_to, self.walked)[1] for lane in core.shape.lanes},
+            {lane.name: lane.residency.deepest(match.walked_to, self.walked)[1] for lane in core.shape.lanes},
             tuple(sorted((each for each in findings if each.tokens), key=lambda each: each.start)),
             0.0 if self.history is None else self.history.clock(),
             None if self.history is None else self.history.since,
@@ -244,7 +244,7 @@ class _Explainer:
         found: list[Finding] = []
         for name, high, low in lowerings(self.core, self.match):
             lane = lanes.get(name)
-            if lane is None or lane.deepest(self._node(high), high)[1] == high:
+            if lane is None or not self._lacks(lane, high):
                 if found and found[-1].reason == "plugin" and found[-1].component == name and found[-1].start == high:
                     found[-1] = attrs.evolve(found[-1], start=low)
                 else:
@@ -260,20 +260,14 @@ class _Explainer:
         return found
 
     def _lacks(self, lane: Lane, boundary: int) -> tuple[Interval, ...]:
-        """The pages that the device lacks for ``boundary``; for a state an empty span at its boundary."""
-        node = self._node(boundary)
-        if isinstance(lane, PageLane):
-            return lacking(lane, node, boundary)
-        return () if lane.deepest(node, boundary)[1] == boundary else ((boundary, boundary),)
+        """The pages that the device lacks for ``boundary``; of a state the page of the tree that ends there."""
+        return lane.residency.lacking(self._node(boundary), boundary)
 
     def _gone(self, lane: Lane, boundary: int) -> tuple[Interval, ...]:
-        """What of ``_lacks`` no tier below has either."""
-        lacks, node, below = self._lacks(lane, boundary), self._node(boundary), self.core.below
-        if below is None or not lacks:
-            return lacks
-        if isinstance(lane, PageLane):
-            return below.absent(lane, node, lacks)
-        return () if node.end == boundary and below.has_state(lane, node) else lacks
+        """Return what of ``_lacks`` no tier below has either."""
+        below = self.core.below
+        residency = lane.residency if below is None else below.residency(lane)
+        return residency.lacking(self._node(boundary), boundary)
 
     def _node(self, boundary: int) -> Node:
         return climb(self.match.walked_to, boundary)

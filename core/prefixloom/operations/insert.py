@@ -263,7 +263,7 @@ def _pages_in_tree(core: Core, match: Match, lane: Lane) -> int:
     They may reach beyond where the prompt can resume, since another component may lack something there.
     """
     assert isinstance(lane, PageLane)
-    return lane.deepest(match.walked_to, walked_boundary(core, match))[1] // lane.page
+    return lane.residency.deepest(match.walked_to, walked_boundary(core, match))[1] // lane.page
 
 
 def _hold(running: Running, handed: _Handed, boundary: int, in_tree: Mapping[int, int]) -> None:

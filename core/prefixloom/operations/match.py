@@ -6,17 +6,14 @@ losses only: splits and inserts leave it true. A stale match is searched again, 
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from ..contract.identity import MARK
-from ..contract.reach import Interval, merged
+from ..contract.reach import Interval
 from ..contract.values import Claim, WalkView
-from ..device.pool import ABSENT
 from ..errors import InputError, ProtocolError
 from ..tree.keys import TOKEN_BYTES, Span, Tokens, encode, namespace_of, spans_of
-from ..tree.lane import PageLane
 from ..tree.radix import Node, climb
 from ..tree.state_lane import StateLane
 from .room import Wanted
@@ -117,7 +114,7 @@ def search(core: Core, match: Match, most: int, trace: Lowered | None = None) ->
     match.walked_to = node
     limited_by = branch = None
     for lane in shape.path_lanes:
-        node, lower = lane.deepest(node, boundary)
+        node, lower = lane.residency.deepest(node, boundary)
         if lower != boundary:
             limited_by = lane.name
             if trace is not None:
@@ -128,7 +125,7 @@ def search(core: Core, match: Match, most: int, trace: Lowered | None = None) ->
         while lowered and boundary:
             before = paged = boundary
             for partial in shape.partial_lanes:
-                node, lower = partial.deepest(node, paged)
+                node, lower = partial.residency.deepest(node, paged)
                 if lower != paged:
                     limited_by = partial.name
                     if trace is not None:
@@ -138,7 +135,7 @@ def search(core: Core, match: Match, most: int, trace: Lowered | None = None) ->
             if paged != before:  # the first may accept less than the last left
                 continue
             for state in shape.state_lanes:
-                node, lower = state.deepest(node, boundary)
+                node, lower = state.residency.deepest(node, boundary)
                 if lower != boundary:
                     limited_by = state.name
                     if trace is not None:
@@ -231,30 +228,6 @@ def lowerings(core: Core, match: Match) -> Lowered:
     again = match.of(match.key, match.single, match.most)
     search(core, again, match.most, trace)
     return trace
-
-
-def lacking(lane: PageLane, node: Node, boundary: int) -> tuple[Interval, ...]:
-    """What resuming at ``boundary``, which lies in ``node``, needs of pages and the device has not."""
-    return absent_in(lane.needs(boundary), node, lane.page, lane.edge)
-
-
-def absent_in(wanted: Iterable[Interval], node: Node, page: int, edge: Callable[[Node], bytes]) -> tuple[Interval, ...]:
-    """The positions of ``wanted``, in whole pages, that are *absent* in the ``edge`` of each node above ``node``."""
-    wanted = tuple(wanted)
-    found: list[Interval] = []
-    while node.parent is not None:
-        start = node.parent.end
-        here = [(max(low, start), min(high, node.end)) for low, high in wanted if low < node.end and high > start]
-        if here:
-            data = array("i", edge(node))
-            found += [
-                (start + place * page, start + (place + 1) * page)
-                for low, high in here
-                for place in range((low - start) // page, -(-(high - start) // page))
-                if data[place] == ABSENT
-            ]
-        node = node.parent
-    return merged(sorted(found))
 
 
 def wanted_at(core: Core, match: Match, states: Iterable[StateLane]) -> Wanted:

@@ -39,10 +39,10 @@ from .unwritten import Unwritten
 
 if TYPE_CHECKING:
     from ..contract.composition import Composition
-    from ..contract.reach import Interval
     from ..contract.values import Claim, Op, Receipt, WalkView
     from ..tree.partial_lane import PartialLane
     from ..tree.path_lane import PathLane
+    from ..tree.residency import Residency
     from ..tree.state_lane import CodedLane, StateLane
 
     Pairs = Many[tuple[Any, Any]]
@@ -505,11 +505,8 @@ class Below(Protocol):
     def restorable(self, match: Match, node: Node, boundary: int) -> None:
         """Say in ``match`` which boundary, not below ``boundary`` in ``node``, could be restored."""
 
-    def absent(self, lane: Lane, node: Node, wanted: tuple[Interval, ...]) -> tuple[Interval, ...]:
-        """Which pages of ``wanted``, on the path to ``node``, the tier has not of the component of ``lane``."""
-
-    def has_state(self, lane: Lane, node: Node) -> bool:
-        """Whether the tier has the state at the end of ``node``."""
+    def residency(self, lane: Lane) -> Residency:
+        """Return what the device and the tier have together of the component of ``lane``."""
 
     def restore(self, running: Running) -> Restored:
         """Bring back what lies below of a sequence that was just opened."""

@@ -68,6 +68,11 @@ class HostCopies:
         self.lanes = lanes
         by_name = {lane.name: lane for lane in lanes}
         self.by_component = tuple(by_name.get(lane.name) for lane in core.shape.lanes)
+        self.residencies = tuple(
+            lane.residency if host is None else lane.residency.with_place(host)
+            for lane, host in zip(core.shape.lanes, self.by_component, strict=True)
+        )
+        """What the device and the host have together, by component."""
         self.on_copied: Callable[[HostLane, Node], None] | None = None
         self.streams: dict[str, Stream] = {}
         self.backed_up = self.dropped = self.evicted = self.failed = 0

@@ -2,7 +2,7 @@
 
 A host lane stands beside the device's lane of the same component. It has a pool and a queue of its own, and its own
 cells at the same nodes; so a node may have data on the device, on the host, or on both. A host lane does not know what
-a boundary needs: the device's lane answers that, over both tiers (``match_below``). If the reach is closed upward, a
+a boundary needs: the device's lane answers that, over both tiers (``tree.residency``). If the reach is closed upward, a
 cell is evicted before the cells above it: they are of use without it, but it is of no use without them.
 """
 
@@ -16,12 +16,13 @@ from typing import Any
 from ..contract.composition import Composition, Part, TierPart
 from ..contract.policy import serving
 from ..contract.queues import Queue
+from ..contract.reach import Interval
 from ..contract.values import Tier
 from ..device.host_pool import DebugHostPool, HostPool, in_one_piece
 from ..device.kernels_move import move_slots
 from ..device.layouts import layers_of
 from ..device.pool import ABSENT, ABSENT_BYTES, ID_BYTES, Pool, present
-from ..tree.lane import Cell, Lane, PageLane
+from ..tree.lane import Cell, Lane, PageLane, gap_in, state_gap_in
 from ..tree.radix import Node
 
 
@@ -59,6 +60,10 @@ class HostLane(Lane):
         super().__init__(index, part, pool, queue, tree_page)
         self.device = device
         self.going = None
+
+    def edge(self, node: Node) -> bytes:
+        """Return the host's slot of each page in the edge of ``node``, *absent* where it has none."""
+        raise NotImplementedError
 
     def missing(self, node: Node) -> tuple[list[int], list[int]]:
         """The data at ``node`` that the device has and the host has not: (places in the edge, the device's slots)."""
@@ -242,8 +247,10 @@ class HostPages(HostLane):
             if upper.cells[i] is None:
                 self.lose_below(upper)
 
+    def gap(self, node: Node, at: int, high: int) -> Interval:
+        return gap_in(node.cells[self.index], node, self.page, at, high)
+
     def edge(self, node: Node) -> bytes:
-        """The host's slot of each page in the edge of ``node``, *absent* where it has none."""
         cell: HostCell | None = node.cells[self.index]
         data: bytes = ABSENT_BYTES * ((node.end - node.parent.end) // self.page) if cell is None else cell.data
         return data
@@ -275,6 +282,14 @@ class HostStates(HostLane):
 
     __slots__ = ()
     unit = "boundary"
+
+    def gap(self, node: Node, at: int, high: int) -> Interval:
+        return state_gap_in(node.cells[self.index], node, self.paged.page, at, high)
+
+    def edge(self, node: Node) -> bytes:
+        cell: HostCell | None = node.cells[self.index]
+        absent = (node.end - node.parent.end) // self.paged.page - (cell is not None)
+        return ABSENT_BYTES * absent + (b"" if cell is None else array("i", [cell.data]).tobytes())
 
     def missing(self, node: Node) -> tuple[list[int], list[int]]:
         theirs = node.cells[self.device.index]

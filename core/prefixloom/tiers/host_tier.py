@@ -13,16 +13,14 @@ from collections.abc import Sequence as Many
 from typing import Any
 
 from ..contract.composition import TierPart
-from ..contract.reach import Interval
 from ..errors import InvariantError
-from ..operations.match import absent_in
 from ..operations.state import Core, Match, Running
 from ..operations.tier_answers import Restored, TierStats
 from ..tree.lane import Lane
 from ..tree.radix import Node
+from ..tree.residency import Residency
 from .host_copies import HostCopies
-from .host_lane import HostLane, HostPages
-from .match_below import usable
+from .host_lane import HostLane
 from .restore import restorable_at, restore
 from .store import StoreBehind
 
@@ -78,8 +76,7 @@ class LowerTier:
             nodes = [node for node in nodes if node.cells[host.index] is None]
         if lane.closed_upward or not lane.feeds:
             return nodes
-        page = self.core.shape.page
-        return [node for node in nodes if usable(lane, host, node, node.end, page)[1] < node.end]
+        return [node for node in nodes if self.residency(lane).deepest(node, node.end)[1] < node.end]
 
     def divided(self, upper: Node, lower: Node) -> None:
         self.copies.divided(upper, lower)
@@ -105,13 +102,8 @@ class LowerTier:
     def restorable(self, match: Match, node: Node, boundary: int) -> None:
         match.below, match.restorable = restorable_at(self.copies, match, node, boundary)
 
-    def absent(self, lane: Lane, node: Node, wanted: tuple[Interval, ...]) -> tuple[Interval, ...]:
-        host = self.copies.by_component[lane.index]
-        return absent_in(wanted, node, host.page, host.edge) if isinstance(host, HostPages) else wanted
-
-    def has_state(self, lane: Lane, node: Node) -> bool:
-        host = self.copies.by_component[lane.index]
-        return host is not None and node.cells[host.index] is not None
+    def residency(self, lane: Lane) -> Residency:
+        return self.copies.residencies[lane.index]
 
     def restore(self, running: Running) -> Restored:
         """Restore what the host has, and start a fetch of what only a store may have."""

@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Sequence as Many
 from typing import Any
 
-from ..contract.reach import Interval, merged
+from ..contract.reach import merged
 from ..contract.values import Claim, TransferPlan, WalkView
 from ..device.flight import Work
 from ..device.pool import ABSENT, ABSENT_BYTES
@@ -27,11 +27,11 @@ from ..operations.state import CLEAR, Core, Fill, Hold, Match, Running
 from ..operations.tier_answers import Restored
 from ..tree.holdings import RetainedHolding
 from ..tree.lane import Lane, PageLane
+from ..tree.paged_reach import Pages, overlap
 from ..tree.radix import Node, climb
 from ..tree.state_lane import CodedLane, StateLane
 from .host_copies import HostCopies
 from .host_lane import HostLane, Moves
-from .match_below import usable
 from .transfer_hooks import plan_of, proposed
 
 
@@ -73,53 +73,34 @@ class Pins:
             lane.unpin(cell)
 
 
-def lacking(lane: Lane, host: HostLane, node: Node, pins: Pins, more: Many[Interval] = ()) -> Lacking:
-    """Find what a resume at the end of ``node`` needs, with the positions ``more``, and the device has not.
+def lacking(lane: Lane, host: HostLane, node: Node, pins: Pins, wanted: Pages) -> Lacking:
+    """Find those of the pages ``wanted``, on the path to ``node``, that the device lacks and the host has.
 
-    All cells that it needs are pinned, on both tiers.
+    Their cells on the host are pinned, and those that have the others on the device.
     """
     part = Lacking(lane, host)
-    if not isinstance(lane, PageLane):
-        theirs, ours = node.cells[lane.index], node.cells[host.index]
-        if theirs is not None:
-            pins.add(lane, theirs)
-        else:
-            pins.add(host, ours)
-            part.run, part.src = [node], [ours.data]
-        return part
-    spans = merged((*lane.needs(node.end), *more)) if more else lane.needs(node.end)
-    low = spans[0][0] if spans else node.end
+    page, i = lane.paged.page, lane.index
+    absent = lane.residency.absent(node, wanted)
     path: list[Node] = []
-    while node.end > low:
+    while wanted and node.end > wanted[0][0] * page:
         path.append(node)
-        if lane.part.reach.closed_upward and node.cells[lane.index] is not None:
+        if lane.whole_above and node.cells[i] is not None:
             break
         node = node.parent
     for node in reversed(path):
-        _lacking_at(part, node, spans, pins)
+        cells, first, end = node.cells, node.parent.end // page, node.end // page
+        if cells[i] is not None and overlap(wanted, first, end):
+            pins.add(lane, cells[i])
+        if cells[host.index] is not None and overlap(absent, first, end):
+            pins.add(host, cells[host.index])
+            slots = array("i", host.edge(node))
+            for low, high in absent:
+                here = [place for place in range(max(low, first), min(high, end)) if slots[place - first] != ABSENT]
+                part.places += here
+                part.src += [slots[place - first] for place in here]
         if part.src:
             part.run.append(node)
     return part
-
-
-def _lacking_at(part: Lacking, node: Node, spans: Any, pins: Pins) -> None:
-    lane, host = part.lane, part.host
-    assert isinstance(lane, PageLane)
-    page, start = lane.page, node.parent.end
-    theirs, ours = node.cells[lane.index], node.cells[host.index]
-    if theirs is not None:
-        pins.add(lane, theirs)
-        if lane.part.reach.closed_upward:
-            return
-    if ours is None:
-        return
-    pins.add(host, ours)
-    device, mine = array("i", lane.edge(node)), array("i", ours.data)
-    for place, slot in enumerate(mine):
-        at = start + place * page
-        if device[place] == ABSENT and slot != ABSENT and any(lo < at + page and at < hi for lo, hi in spans):
-            part.places.append(at // page)
-            part.src.append(slot)
 
 
 def restorable_at(copies: HostCopies, match: Match, node: Node, boundary: int) -> tuple[Node, int]:
@@ -131,12 +112,11 @@ def restorable_at(copies: HostCopies, match: Match, node: Node, boundary: int) -
     core = copies.core
     if not any(lane.in_tree for lane in copies.lanes):  # the host has nothing
         return match.node, match.ready
-    page = core.shape.page
     worth = copies.manifest.load_at_least
     while boundary - match.ready >= worth:
         before = boundary
         for lane in core.shape.lanes:
-            node, boundary = usable(lane, copies.by_component[lane.index], node, boundary, page)
+            node, boundary = copies.residencies[lane.index].deepest(node, boundary)
         for name, validator in core.shape.tier_validators:
             boundary = validated(core, name, validator, _view(match, boundary))
             node = climb(node, boundary)
@@ -234,13 +214,17 @@ def _parts(copies: HostCopies, end: Node, pins: Pins) -> tuple[list[Lacking], Tr
     """What is to be loaded, with the additions of plugins, pinned; and the plan, if a plugin has transfer hooks."""
     core = copies.core
     both = [(lane, copies.by_component[lane.index]) for lane in core.shape.lanes]
-    parts = [lacking(lane, host, end, pins) for lane, host in both if host is not None]
+    needed: dict[Lane, Pages] = {lane: lane.paged.needs[end.end] for lane in core.shape.lanes}
+    parts = [lacking(lane, host, end, pins, needed[lane]) for lane, host in both if host is not None]
     plan = None
     if core.shape.has_transfer_hooks:
         plan = plan_of(core, "load", end, [(part.host, node) for part in parts for node in part.run])
         more = proposed(core, copies.part, plan)
         if more:
-            parts = [lacking(part.lane, part.host, end, pins, more.get(part.lane.name, ())) for part in parts]
+            for lane in core.shape.page_lanes:
+                pages = ((low // lane.page, -(-high // lane.page)) for low, high in more.get(lane.name, ()))
+                needed[lane] = merged((*needed[lane], *pages))
+            parts = [lacking(part.lane, part.host, end, pins, needed[part.lane]) for part in parts]
     return [part for part in parts if part.src], plan
 
 

@@ -33,7 +33,6 @@ from ..tree.radix import Node
 from .consensus import LocalConsensus
 from .host_copies import Job
 from .host_lane import HostLane, Moves
-from .match_below import usable
 from .pieces import SLICE, Piece, Spares, calls_of, chain, checked, pages_of, piece_key, slices, spans_of, total
 from .restore import restore_more
 from .store_link import StoreLink
@@ -394,7 +393,7 @@ def _held_path(link: StoreLink, match: Match) -> int:
     for lane in core.shape.lanes:
         host = link.copies.by_component[lane.index]
         if host is not None and isinstance(lane, PageLane) and host.closed_upward:
-            node, boundary = usable(lane, host, node, boundary, core.shape.page)
+            node, boundary = link.copies.residencies[lane.index].deepest(node, boundary)
     return boundary
 
 

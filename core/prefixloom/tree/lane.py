@@ -25,7 +25,9 @@ from ..contract.values import Tier
 from ..device.pool import ABSENT, ABSENT_BYTES, ID_BYTES, Pool
 from .holdings import PageHolding, without_absent
 from .journal import Recorder
+from .paged_reach import PagedReach
 from .radix import Node
+from .residency import Residency
 
 C = TypeVar("C", default=Any)
 """What one lease covers of one component."""
@@ -53,12 +55,14 @@ class Lane(Generic[C, H]):
     """What every lane has. ``in_tree`` and ``leased`` count pages, so that a shortage is known before evicting."""
 
     __slots__ = (
-        "closed_upward", "evicted", "feeds", "hooks", "in_tree", "index", "leased", "live", "name", "part",
-        "pool", "queue", "recorder", "replay", "shared", "surplus",
+        "closed_upward", "evicted", "feeds", "hooks", "in_tree", "index", "leased", "live", "name", "paged", "part",
+        "pool", "queue", "recorder", "replay", "residency", "shared", "surplus",
     )  # fmt: skip
 
     unit = "page"
     tier: Tier = "device"
+    whole_above = False
+    """True if a cell here stands for the whole path above it."""
     retains = False
     """Whether a running sequence may give something back early."""
 
@@ -67,6 +71,9 @@ class Lane(Generic[C, H]):
         self.part = part
         self.name = part.name
         self.closed_upward = part.reach.closed_upward
+        self.paged = PagedReach(part.reach, part.page_tokens or tree_page, part.name)
+        self.residency = Residency(self.paged, (self,), tree_page)
+        """What this lane alone has along a path."""
         self.hooks = part.hooks
         self.pool = pool
         self.live = pool
@@ -111,8 +118,8 @@ class Lane(Generic[C, H]):
         return self.in_tree - self.leased
 
     # ------------------------------------------------------------ matching
-    def deepest(self, node: Node, boundary: int) -> tuple[Node, int]:
-        """The deepest boundary, not below ``boundary`` in ``node``, from which this component can resume."""
+    def gap(self, node: Node, at: int, high: int) -> Interval:
+        """Return the first absent pages of the edge of ``node`` in [``at``, ``high``): see ``residency.Place``."""
         raise NotImplementedError
 
     def row(self, node: Node, boundary: int) -> bytes:
@@ -311,7 +318,7 @@ class Lane(Generic[C, H]):
             cell = node.cells[self.index]
             if cell is None or cell.next is None:
                 continue
-            if not lost.closed_upward and lost.deepest(node, node.end)[1] == node.end:
+            if not lost.closed_upward and lost.residency.deepest(node, node.end)[1] == node.end:
                 continue
             going.append(cell)
         gone: list[Any] = []
@@ -365,6 +372,30 @@ class Lane(Generic[C, H]):
         raise NotImplementedError
 
 
+def gap_in(cell: Any, node: Node, page: int, at: int, high: int) -> Interval:
+    """Return ``Lane.gap`` for a cell whose ``data`` are the last pages of the edge, of which ``pages`` are present."""
+    if cell is None:
+        return node.parent.end // page, node.end // page
+    data = cell.data
+    first = node.end // page - len(data) // ID_BYTES
+    if at < first:
+        return node.parent.end // page, first
+    if cell.pages * ID_BYTES != len(data):
+        absent = data.find(ABSENT_BYTES, (at - first) * ID_BYTES, (high - first) * ID_BYTES)
+        if absent >= 0:
+            at = first + absent // ID_BYTES
+            return at, at + 1
+    return high, high
+
+
+def state_gap_in(cell: Any, node: Node, page: int, at: int, high: int) -> Interval:
+    """Return ``Lane.gap`` for the cell of a state, which stands for the last page of the edge of ``node``."""
+    start, end = node.parent.end // page, node.end // page
+    if cell is None:
+        return start, end
+    return (start, end - 1) if at < end - 1 else (high, high)
+
+
 class PageLane(Lane[C, P]):
     """What the lanes of page cells share: tables, growth, closing."""
 
@@ -375,9 +406,12 @@ class PageLane(Lane[C, P]):
         self.page = part.page_tokens
 
     # ------------------------------------------------------------ what is needed
+    def gap(self, node: Node, at: int, high: int) -> Interval:
+        return gap_in(node.cells[self.index], node, self.page, at, high)
+
     def needs(self, boundary: int) -> tuple[Interval, ...]:
-        """Ascending intervals of whole pages that resuming at ``boundary`` needs."""
-        raise NotImplementedError
+        """Return ascending intervals of positions, in whole pages, that resuming at ``boundary`` needs."""
+        return self.residency.positions(self.paged.needs[boundary])
 
     def needed_pages(self, first: int, length: int) -> list[bool]:
         """For each page from ``first`` on whether resuming at ``length`` needs it, or goes on writing it."""

@@ -62,15 +62,20 @@ class PagedReach:
     )  # fmt: skip
 
     def __init__(self, reach: Reach, page: int, name: str) -> None:
-        """``name`` is that of the component whose reach it is."""
+        """``name`` is that of the component whose reach it is; ``page`` that of the tree, if it is a state's."""
         self.page = page
         self._name = name
-        self.convex = reach.convex
         self._reach = reach
         self._shape = reach.shape
-        self.dense = self._shape is not None and self._shape.dense
+        is_state = reach.unit == "boundary"
+        self.convex = reach.convex or reach.closed_upward or is_state
+        self.dense = reach.closed_upward or is_state or (self._shape is not None and self._shape.dense)
         self._asks_until = type(reach).until is not Reach.until
-        self.needs = Remembered(self._needs)
+        self.needs: Remembered[Pages] = Remembered(self._needs)
+        if is_state:  # the last page of the tree stands for the state at its end
+            self.needs.ask = lambda n: ((n // page - 1, n // page),) if n else ()
+        elif reach.closed_upward:
+            self.needs.ask = lambda n: ((0, n // page),) if n else ()
         self.kept = self.needs if self._shape is not None else Remembered(self._kept)
         self.outlook = self.needs if self.convex else Remembered(self._outlook)
         self.released = Remembered(lambda n: self._gaps(self.kept[n], n))

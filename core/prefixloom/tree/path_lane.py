@@ -38,6 +38,7 @@ class PathLane(PageLane[PathCell, PageHolding]):
     """A cover is the cell that the lease counts at."""
 
     __slots__ = ()
+    whole_above = True
 
     def root_cell(self, root: Node) -> None:
         """A root has a cell that holds nothing and is always covered, so that every walk upward ends there."""
@@ -46,12 +47,10 @@ class PathLane(PageLane[PathCell, PageHolding]):
         root.cells[self.index] = cell
 
     # ------------------------------------------------------------ matching
-    def deepest(self, node: Node, boundary: int) -> tuple[Node, int]:
-        i = self.index
-        while node.cells[i] is None:
-            node = node.parent
-            boundary = node.end
-        return node, boundary
+    def gap(self, node: Node, at: int, high: int) -> Interval:
+        if node.cells[self.index] is None:
+            return node.parent.end // self.page, node.end // self.page
+        return high, high
 
     def row(self, node: Node, boundary: int) -> bytes:
         cell: PathCell = node.cells[self.index]
@@ -65,9 +64,6 @@ class PathLane(PageLane[PathCell, PageHolding]):
             parts.reverse()
             data = b"".join(parts)
         return data if boundary == node.end else data[: boundary // self.page * ID_BYTES]
-
-    def needs(self, boundary: int) -> tuple[Interval, ...]:
-        return ((0, boundary),)
 
     # ------------------------------------------------------------ covering
     def acquire(self, node: Node) -> PathCell:

@@ -13,9 +13,9 @@ from ..contract.queues import Queue
 from ..contract.reach import Interval, merged
 from ..device.pool import ABSENT, ABSENT_BYTES, ID_BYTES, Pool
 from .holdings import RetainedHolding, without_absent
-from .paged_reach import ABSENT_SLOTS, Gaps, PagedReach, Pages, overlap
+from .paged_reach import ABSENT_SLOTS, Gaps, Pages
 from .partial_lane import PartialCell, PartialLane
-from .radix import Node, climb
+from .radix import Node
 
 
 class ScatterHolding(RetainedHolding):
@@ -38,11 +38,10 @@ ScatterCover = list[tuple[PartialCell, int]]
 class ScatterLane(PartialLane[ScatterCover, ScatterHolding]):
     """The lane of a page component with any reach."""
 
-    __slots__ = ("paged", "shape")
+    __slots__ = ("shape",)
 
     def __init__(self, index: int, part: Part, pool: Pool, queue: Queue, tree_page: int) -> None:
         super().__init__(index, part, pool, queue, tree_page)
-        self.paged = PagedReach(part.reach, self.page, part.name)
         self.shape = part.reach.shape
         if self.shape is None or self.hooks.acquire_component_lock is not None:
             self.head = EVERY_PAGE
@@ -64,60 +63,6 @@ class ScatterLane(PartialLane[ScatterCover, ScatterHolding]):
                         found.append((cell, above.end))
                 node = above
         return found
-
-    # ------------------------------------------------------------ match
-    def deepest(self, node: Node, boundary: int) -> tuple[Node, int]:
-        while boundary:
-            gap = self._gap(node, boundary)
-            if gap is None:
-                break
-            boundary = self._before(boundary, *gap)
-            node = climb(node, boundary)
-        return node, boundary
-
-    def _gap(self, node: Node, boundary: int) -> Interval | None:
-        """Absent pages, of which ``boundary`` needs some; None if all that it needs is there."""
-        i, page = self.index, self.page
-        above, start = node, node.end // page  # no edge is looked at yet
-        for low, high in reversed(self.paged.needs[boundary]):
-            while high > low:
-                if start >= high:
-                    while start >= high:
-                        node = above
-                        above = node.parent
-                        start = above.end // page
-                    cell = node.cells[i]
-                    if cell is None:
-                        return start, node.end // page
-                    data = cell.data
-                    first = node.end // page - len(data) // ID_BYTES
-                    gapped = cell.pages * ID_BYTES != len(data)
-                upto = low if low > start else start
-                if upto < first:
-                    return start, first
-                if gapped:
-                    at = data.find(ABSENT_BYTES, (upto - first) * ID_BYTES, (high - first) * ID_BYTES)
-                    if at >= 0:
-                        low = first + at // ID_BYTES
-                        return low, low + 1
-                high = upto
-        return None
-
-    def _before(self, boundary: int, first: int, end: int) -> int:
-        """The deepest boundary before ``boundary`` that may do without pages [first, end), of which it needs some."""
-        needs, page, step = self.paged.needs, self.page, self.tree_page
-        if self.paged.convex:  # behind what is needed of it, every boundary needs that, and so up to ``end`` if dense
-            if not self.paged.dense:
-                first = next(max(first, low) for low, high in needs[boundary] if high > first)
-            return first * page // step * step
-        boundary -= step
-        while boundary > first * page and overlap(needs[boundary], first, end):
-            boundary -= step
-        return boundary
-
-    def needs(self, boundary: int) -> tuple[Interval, ...]:
-        page = self.page
-        return tuple((low * page, high * page) for low, high in self.paged.needs[boundary])
 
     # ------------------------------------------------------------ covering
     def acquire(self, node: Node) -> ScatterCover | None:

@@ -20,10 +20,11 @@ from typing import Any
 
 from ..contract.composition import Part
 from ..contract.queues import ListQueue, Queue
+from ..contract.reach import Interval
 from ..device.codecs import Coder
 from ..device.pool import NO_SLOT, Pool
 from .holdings import StateHolding, SteppedHolding, Track
-from .lane import Cell, Lane
+from .lane import Cell, Lane, state_gap_in
 from .radix import Node
 
 
@@ -68,14 +69,8 @@ class StateLane(Lane[StateCell, Any]):
         self.worth = None if part.admission is None else part.admission.worth
 
     # ------------------------------------------------------------ matching
-    def deepest(self, node: Node, boundary: int) -> tuple[Node, int]:
-        i = self.index
-        if boundary == node.end and (node.cells[i] is not None or not boundary):
-            return node, boundary
-        node = node.parent
-        while node.cells[i] is None and node.end:
-            node = node.parent
-        return node, node.end
+    def gap(self, node: Node, at: int, high: int) -> Interval:
+        return state_gap_in(node.cells[self.index], node, self.paged.page, at, high)
 
     def row(self, node: Node, boundary: int) -> bytes:
         return array("i", [node.cells[self.index].data] if boundary else []).tobytes()

@@ -6,78 +6,18 @@ only Python code can tell, have the scatter lane.
 
 from __future__ import annotations
 
-from ..contract.composition import Part
-from ..contract.queues import ListQueue, Queue
-from ..contract.reach import Interval
-from ..device.pool import ABSENT_BYTES, ID_BYTES, Pool
+from ..contract.queues import ListQueue
+from ..device.pool import ABSENT_BYTES, ID_BYTES
 from .holdings import RetainedHolding, without_absent
 from .partial_lane import PartialLane
-from .radix import Node, climb
+from .radix import Node
 
 WindowCover = tuple[Node, int]
 """The node at whose end a lease covers cells, and how many tokens before that they reach."""
 
 
 class WindowLane(PartialLane[WindowCover, RetainedHolding]):
-    __slots__ = ("dense",)
-
-    def __init__(self, index: int, part: Part, pool: Pool, queue: Queue, tree_page: int) -> None:
-        super().__init__(index, part, pool, queue, tree_page)
-        shape = part.reach.shape
-        assert shape is not None  # or else another lane serves it
-        self.dense = shape.dense
-
-    # ------------------------------------------------------------ match
-    def deepest(self, node: Node, boundary: int) -> tuple[Node, int]:
-        i = self.index
-        page = self.page
-        while boundary:
-            low = self.tail(boundary)
-            above = node
-            while above.end > low:  # fast path: these edges are held whole
-                cell = above.cells[i]
-                parent = above.parent
-                if cell is None or cell.pages * page != above.end - parent.end:
-                    break
-                above = parent
-            else:
-                break
-            hole = self._hole_in(above, low // page * page, min(boundary, above.end))
-            if hole < 0:
-                break
-            boundary = hole // self.tree_page * self.tree_page
-            node = climb(node, boundary)
-        return node, boundary
-
-    def _hole_in(self, node: Node, low: int, high: int) -> int:
-        """An absent position in [low, high) of the path to ``node``; -1 if there is none."""
-        i = self.index
-        page = self.page
-        while high > low:
-            start = node.parent.end
-            if start >= high:
-                node = node.parent
-                continue
-            cell = node.cells[i]
-            if cell is None:
-                return start if self.dense or low < start else low
-            if cell.pages * page < node.end - start:  # not all of the edge is held
-                first = low if low > start else start
-                data = cell.data
-                offset = node.end - len(data) // ID_BYTES * page
-                if first < offset:
-                    return start if self.dense else first
-                at = data.find(
-                    ABSENT_BYTES, (first - offset) // page * ID_BYTES, -(-(high - offset) // page) * ID_BYTES
-                )
-                if at >= 0:
-                    return offset + int(at) // ID_BYTES * page
-            high = start
-            node = node.parent
-        return -1
-
-    def needs(self, boundary: int) -> tuple[Interval, ...]:
-        return ((self._first_needed(boundary), boundary),)
+    __slots__ = ()
 
     # ------------------------------------------------------------ covering
     def acquire(self, node: Node) -> WindowCover | None:
