@@ -119,7 +119,7 @@ class HostTier:
 
     def now(self) -> float:
         """Return the time of the store's clock, or infinity without a store."""
-        return self.store.clock.now() if self.store is not None else float("inf")
+        return self.store.now() if self.store is not None else float("inf")
 
 
 prefixloom_api = 1  # of the plugin contract: clause O3 of docs/hooks.md

@@ -4,23 +4,18 @@ The guards make a store safe for a scheduler: a call returns at once, and a stor
 refusals, never time. They know the contract of stores (``prefixloom.storage``) and no particular store, and nothing of
 the cache, of records on a disk, or of the host tier.
 
-Read ``guarded`` first. Below it are ``worker`` (threads and deadlines), ``limits`` (breaker, rate, backlog) and
-``clock``; each imports only those that come later in this list.
+Read ``guarded`` first. Below it are ``worker`` (threads and deadlines) and ``limits`` (breaker, rate, backlog).
 """
 
 from __future__ import annotations
 
-from .clock import Clock, ManualClock, SystemClock
 from .guarded import Guarded, GuardLimits, GuardStatus, StoreCall
 from .limits import BreakerLimits
 
 __all__ = [
     "BreakerLimits",
-    "Clock",
     "GuardLimits",
     "GuardStatus",
     "Guarded",
-    "ManualClock",
     "StoreCall",
-    "SystemClock",
 ]

@@ -1,34 +1,36 @@
 """Guarded: a store behind a deadline, a breaker, a write rate and a backlog, so that no store can delay its caller.
 
-Every method returns a ``StoreCall`` at once; the answers come later. They are what the store answered. What was not
-asked, or not answered in time, is a miss or a refusal with its reason. A guard works around any store and knows none.
+``ask`` returns a ``StoreCall`` at once; the answers come later. They are what the store answered. If it was not
+called, or did not answer in time, the caller's ``instead`` makes them from the reason. A guard works around any store
+and knows none.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
+import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import attrs
 
-from prefixloom.storage import FAULTS, Backend, Key, Miss, Reason, Record, Refused, Stored
+from prefixloom.storage import FAULTS, Backend, Reason
 
-from .clock import Clock, SystemClock
-from .limits import Backlog, Breaker, BreakerLimits, BreakerState, Rate
+from .limits import Backlog, Breaker, BreakerLimits, BreakerState, Now, Rate
 from .worker import Ticket, TicketState, Worker
 
-T = TypeVar("T")
+Instead = Callable[[Reason, str], tuple[Any, ...]]
+"""(reason, detail) -> the answers of a call that the store did not answer."""
 REASON_OF: Mapping[TicketState, Reason] = {
     "lapsed": "deadline",
     "failed": "error",
     "refused": "backlog",
     "dropped": "closed",
 }
-"""The reason in the answers of a call that the store did not answer, by how the call ended."""
+"""The reason for ``instead``, by how a call ended."""
 
 
 @attrs.frozen
@@ -56,9 +58,9 @@ class GuardLimits:
 class GuardStatus:
     """What a guard counted since it was made, and its state now.
 
-    ``calls``    calls by method
+    ``calls``    "reads" and "writes"
     ``ended``    calls by how they ended
-    ``refused``  keys and records that were never given to the store, by reason
+    ``refused``  calls that were never made, by reason
     ``late``     calls that returned after their deadline; ``stuck``: those that have not returned
     ``breaker``  the breaker's state; ``trips``: how often it opened
     ``reads_waiting``, ``writes_waiting``  calls and bytes that wait or run
@@ -75,26 +77,26 @@ class GuardStatus:
     writes_waiting: tuple[int, int]
 
 
-class StoreCall(Generic[T]):
+class StoreCall:
     """One call to a guarded store. ``answers`` is None until the call is ``over``.
 
     The answers are the store's, or they say why the store gave none.
     """
 
-    __slots__ = ("_instead", "_ticket", "_worker")
+    __slots__ = ("_instead", "_ticket")
 
-    def __init__(self, worker: Worker | None, ticket: Ticket | None, instead: Callable[[str, str], T]) -> None:
-        self._worker, self._ticket, self._instead = worker, ticket, instead
+    def __init__(self, ticket: Ticket | None, instead: Instead) -> None:
+        self._ticket, self._instead = ticket, instead
 
     @property
     def over(self) -> bool:
         return self._ticket is None or self._ticket.over
 
     @property
-    def answers(self) -> T | None:
+    def answers(self) -> tuple[Any, ...] | None:
         ticket = self._ticket
         if ticket is None:
-            return self._instead("", "")
+            return self._instead("closed", "")  # which has its reason already
         if not ticket.over:
             return None
         if ticket.state == "done":
@@ -102,29 +104,22 @@ class StoreCall(Generic[T]):
         detail = f"{type(ticket.error).__name__}: {ticket.error}" if ticket.error else ""
         return self._instead(REASON_OF[ticket.state], detail)
 
-    def wait(self) -> T:
-        """Wait for the answers, until the deadline at the latest. A scheduler's thread must not call this."""
-        if self._ticket is not None and self._worker is not None:
-            self._worker.wait(self._ticket)
-        answers = self.answers
-        assert answers is not None
-        return answers
-
 
 class Guarded:
     """A store that cannot delay its caller. Its methods return at once, and raise nothing that the store raises.
+
+    ``now`` returns the seconds since a fixed moment.
 
     A ``Guarded`` that is garbage-collected ends its threads as soon as no call runs. It does not close the store, which
     may have another user; ``close`` does.
     """
 
-    def __init__(self, backend: Backend, limits: GuardLimits = GuardLimits(), clock: Clock | None = None) -> None:
-        self.backend, self.limits = backend, limits
-        self.clock = SystemClock() if clock is None else clock
-        self.breaker = Breaker(limits.breaker, self.clock)
+    def __init__(self, backend: Backend, limits: GuardLimits = GuardLimits(), now: Now = time.monotonic) -> None:
+        self.backend, self.limits, self.now = backend, limits, now
+        self.breaker = Breaker(limits.breaker, now)
         rate = limits.write_rate
-        self._rate = None if rate is None else Rate(rate, limits.write_burst, self.clock)
-        self._workers = {side: Worker(f"prefixloom-{side}", self.clock, limits.stuck) for side in ("reads", "writes")}
+        self._rate = None if rate is None else Rate(rate, limits.write_burst, now)
+        self._workers = {side: Worker(f"prefixloom-{side}", now, limits.stuck) for side in ("reads", "writes")}
         self._backlogs = {side: Backlog(limits.backlog_calls, limits.backlog_bytes) for side in ("reads", "writes")}
         self._lock = threading.Lock()
         self._calls: Counter[str] = Counter()
@@ -135,53 +130,40 @@ class Guarded:
 
     # ------------------------------------------------------------ calls to the store
 
-    def get(
-        self, keys: Sequence[Key], into: Sequence[Any] | None = None, released: Callable[[], None] | None = None
-    ) -> StoreCall[tuple[Record | Miss, ...]]:
-        """Read records. The buffers ``into`` belong to the store until ``released`` is called.
-
-        ``released`` is called once, from any thread. After the deadline this may be much later, or never. Until then
-        the buffers must not be used for anything else.
-        """
-        keys = tuple(keys)
-        size = sum(len(memoryview(buffer).cast("B")) for buffer in into or ())
-        misses = lambda reason, detail: tuple(Miss(key, reason, detail) for key in keys)  # noqa: E731
-        return self._submit("get", "reads", lambda: self.backend.get(keys, into), keys, size, misses, released)
-
-    def put(
-        self, records: Sequence[Record], released: Callable[[], None] | None = None
-    ) -> StoreCall[tuple[Stored | Refused, ...]]:
-        """Write records. The store may read their payloads until ``released`` is called, as with ``get``."""
-        records = tuple(records)
-        keys = tuple(record.key for record in records)
-        size = sum(len(record.payload) for record in records)
-        refusals = lambda reason, detail: tuple(Refused(key, reason, detail) for key in keys)  # noqa: E731
-        return self._submit("put", "writes", lambda: self.backend.put(records), keys, size, refusals, released)
-
     def ask(
         self,
         run: Callable[[Backend], tuple[Any, ...]],
-        instead: Callable[[Reason, str], tuple[Any, ...]],
+        instead: Instead,
         *,
         writes: bool = False,
         size: int = 0,
         released: Callable[[], None] | None = None,
-    ) -> StoreCall[tuple[Any, ...]]:
-        """Run ``run`` with the store as one call. If the store is not called, or fails, the answer is ``instead``."""
+    ) -> StoreCall:
+        """Run ``run`` with the store as one call. If the store is not called, or fails, the answer is ``instead``.
+
+        ``run`` may use ``size`` bytes of the caller's until ``released`` is called: once, from any thread. After the
+        deadline this may be much later, or never. Until then the bytes must not be used for anything else.
+        """
         side = "writes" if writes else "reads"
-        method = "put" if writes else "get"
-        return self._submit(method, side, lambda: run(self.backend), None, size, instead, released)
+        self._count(self._calls, side)
+        token, reason = self._admit(side, size)
+        if token is None:
+            self._count(self._refused, reason)
+            if released is not None:
+                released()
+            return StoreCall(None, lambda _, detail: instead(reason, detail))
 
-    def exists(self, keys: Sequence[Key]) -> StoreCall[tuple[bool, ...]]:
-        keys = tuple(keys)
-        return self._submit("exists", "reads", lambda: self.backend.exists(keys), keys, 0, _all_false(keys))
+        def checked() -> tuple[Any, ...]:
+            answers = run(self.backend)
+            if not isinstance(answers, tuple):
+                raise TypeError(f"{type(self.backend).__name__} answered {answers!r:.200}")
+            return answers
 
-    def delete(self, keys: Sequence[Key]) -> StoreCall[tuple[bool, ...]]:
-        keys = tuple(keys)
-        return self._submit("delete", "writes", lambda: self.backend.delete(keys), keys, 0, _all_false(keys))
+        def on_end(ticket: Ticket, state: TicketState) -> None:
+            self._record_end(ticket, state, token, side, size)
 
-    def flush(self) -> StoreCall[tuple[bool, ...]]:
-        return self._submit("flush", "writes", lambda: (self.backend.flush(),), (None,), 0, _all_false((None,)))
+        ticket = self._workers[side].submit(checked, self.limits.deadline, on_end, released or (lambda: None))
+        return StoreCall(ticket, instead)
 
     def poll(self) -> None:
         """Give up every call whose deadline has passed. It is cheap: call it before looking at ``StoreCall.over``."""
@@ -206,44 +188,7 @@ class Guarded:
         with contextlib.suppress(RuntimeError):  # the process ends, and no thread can be started
             threading.Thread(target=self.backend.close, name="prefixloom-close", daemon=True).start()
 
-    # ------------------------------------------------------------ submission and end of a call
-
-    def _submit(
-        self,
-        method: str,
-        side: str,
-        run: Callable[[], Any],
-        keys: Sequence[Key | None] | None,
-        size: int,
-        instead: Callable[[Any, str], Any],
-        released: Callable[[], None] | None = None,
-    ) -> StoreCall[Any]:
-        self._count(self._calls, method)
-        count = 1 if keys is None else len(keys)
-        token, reason = self._admit(side, size if method == "put" else 0, size)
-        if token is None:
-            self._count(self._refused, reason, count)
-            if released is not None:
-                released()
-            return StoreCall(None, None, lambda _, detail: instead(reason, detail))
-
-        def checked() -> Any:
-            answers = run()
-            valid = isinstance(answers, tuple)
-            if keys is not None:
-                valid = valid and len(answers) == len(keys) and all(map(_is_answer_for, answers, keys))
-            if not valid:
-                raise TypeError(f"{type(self.backend).__name__}.{method} answered {answers!r:.200} for {count} keys")
-            return answers
-
-        def on_end(ticket: Ticket, state: TicketState) -> None:
-            self._record_end(ticket, state, token, side, size, count)
-
-        worker = self._workers[side]
-        ticket = worker.submit(checked, self.limits.deadline, on_end, released or (lambda: None))
-        return StoreCall(worker, ticket, instead)
-
-    def _admit(self, side: str, cost: int, size: int) -> tuple[object | None, Reason]:
+    def _admit(self, side: str, size: int) -> tuple[object | None, Reason]:
         """Return the breaker's token, or None and the reason. After a None, nothing stays taken from any limit."""
         if self._closed:
             return None, "closed"
@@ -255,40 +200,29 @@ class Guarded:
             self.breaker.withdrawn(token)
             self._workers[side].poll()
             return None, "backlog"
-        if cost and self._rate is not None and not self._rate.take(cost):
+        if side == "writes" and self._rate is not None and not self._rate.take(size):
             self.breaker.withdrawn(token)
             self._backlogs[side].leave(size)
             return None, "rate"
         return token, "absent"
 
-    def _record_end(self, ticket: Ticket, state: TicketState, token: object, side: str, size: int, keys: int) -> None:
+    def _record_end(self, ticket: Ticket, state: TicketState, token: object, side: str, size: int) -> None:
         """Count how a call ended, and tell the backlog and the breaker."""
         self._backlogs[side].leave(size)
         self._count(self._ended, state)
         if state in ("refused", "dropped") or (state == "lapsed" and ticket.started_at is None):
             self.breaker.withdrawn(token)
-            self._count(self._refused, REASON_OF[state], keys)
+            self._count(self._refused, REASON_OF[state])
         elif state == "done" and not any(getattr(answer, "reason", "") in FAULTS for answer in ticket.answer):
             self.breaker.succeeded(token)
         else:
             self.breaker.failed(token)
 
-    def _count(self, counter: Counter[str], name: str, by: int = 1) -> None:
+    def _count(self, counter: Counter[str], name: str) -> None:
         with self._lock:
-            counter[name] += by
+            counter[name] += 1
 
 
 def _close_all(workers: Iterable[Worker]) -> None:
     for worker in workers:
         worker.close()
-
-
-def _all_false(keys: Sequence[object]) -> Callable[[Any, str], tuple[bool, ...]]:
-    return lambda reason, detail: (False,) * len(keys)
-
-
-def _is_answer_for(answer: object, key: Key | None) -> bool:
-    """Whether ``answer`` can be an answer for ``key``."""
-    if isinstance(answer, bool):
-        return True
-    return isinstance(answer, Record | Miss | Stored | Refused) and key is not None and answer.key == key

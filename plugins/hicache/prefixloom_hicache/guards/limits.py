@@ -10,12 +10,13 @@ They know no store and no call: each only says yes or no. Each has its own lock,
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Literal
 
 import attrs
 
-from .clock import Clock
-
+Now = Callable[[], float]
+"""Returns the seconds since a fixed moment. A test decides when time passes."""
 BreakerState = Literal["closed", "open", "half_open"]
 
 
@@ -40,8 +41,8 @@ class Breaker:
     the token that ``allow`` returned.
     """
 
-    def __init__(self, limits: BreakerLimits, clock: Clock) -> None:
-        self.limits, self._clock = limits, clock
+    def __init__(self, limits: BreakerLimits, now: Now) -> None:
+        self.limits, self._now = limits, now
         self._lock = threading.Lock()
         self._failures = 0
         self._pause = limits.pause
@@ -57,7 +58,7 @@ class Breaker:
     def _state_now(self) -> BreakerState:
         if self._opened_at is None:
             return "closed"
-        if self._probe is not None or self._clock.now() - self._opened_at >= self._pause:
+        if self._probe is not None or self._now() - self._opened_at >= self._pause:
             return "half_open"
         return "open"
 
@@ -90,7 +91,7 @@ class Breaker:
                 self._failures += 1
                 if self._failures < self.limits.failures:
                     return
-            self._opened_at, self._probe = self._clock.now(), None
+            self._opened_at, self._probe = self._now(), None
             self.trips += 1
 
     def withdrawn(self, token: object) -> None:
@@ -106,12 +107,12 @@ class Rate:
     A cost above ``burst`` passes when the bucket is full.
     """
 
-    def __init__(self, per_second: float, burst: float, clock: Clock) -> None:
+    def __init__(self, per_second: float, burst: float, now: Now) -> None:
         if per_second <= 0 or burst <= 0:
             raise ValueError(f"a rate and its burst must be more than 0, got {per_second} and {burst}")
-        self.per_second, self.burst, self._clock = per_second, burst, clock
+        self.per_second, self.burst, self._now = per_second, burst, now
         self._lock = threading.Lock()
-        self._left, self._filled_at = burst, clock.now()
+        self._left, self._filled_at = burst, now()
 
     def take(self, cost: float) -> bool:
         """Take ``cost`` from the bucket and return True, or return False if there is too little in it.
@@ -119,7 +120,7 @@ class Rate:
         A cost above ``burst`` leaves a debt, so that the rate holds over time.
         """
         with self._lock:
-            now = self._clock.now()
+            now = self._now()
             self._left = min(self.burst, self._left + (now - self._filled_at) * self.per_second)
             self._filled_at = now
             if self._left < min(cost, self.burst):

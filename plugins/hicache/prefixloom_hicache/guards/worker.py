@@ -1,7 +1,7 @@
 """Worker: runs calls one after another on a thread of its own, and gives up a call that does not return in time.
 
 A call that was given up keeps its thread until it returns, if it ever does. Its answer is dropped. The calls behind it
-go on with a new thread. ``submit`` never waits, and ``wait`` waits no longer than the deadline of its call.
+go on with a new thread. ``submit`` never waits.
 
 A worker knows no store: a call is any function.
 """
@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Literal
 
-from .clock import Clock
+from .limits import Now
 
 TicketState = Literal["waiting", "running", "done", "failed", "lapsed", "refused", "dropped"]
 """How far a call is, and how it ended:
@@ -57,8 +57,8 @@ class Worker:
     ``max_stuck`` is the number of given-up calls that may still be running. With one more, the worker takes no call.
     """
 
-    def __init__(self, name: str, clock: Clock, max_stuck: int) -> None:
-        self.name, self.clock, self.max_stuck = name, clock, max_stuck
+    def __init__(self, name: str, now: Now, max_stuck: int) -> None:
+        self.name, self.now, self.max_stuck = name, now, max_stuck
         self._condition = threading.Condition()
         self._queue: deque[Ticket] = deque()
         self._running: Ticket | None = None
@@ -85,7 +85,7 @@ class Worker:
         never returns.
         """
         self.poll()
-        ticket = Ticket(run, deadline, self.clock.now(), on_end, released)
+        ticket = Ticket(run, deadline, self.now(), on_end, released)
         with self._condition:
             taken = not self._closed and self._stuck <= self.max_stuck
             if taken:
@@ -95,22 +95,9 @@ class Worker:
             self._end(ticket, "dropped" if self._closed else "refused")
         return ticket
 
-    def wait(self, ticket: Ticket) -> None:
-        """Wait until the ticket is over. This is at its deadline at the latest."""
-        while not ticket.over:
-            self.poll()
-            with self._condition:
-                left = ticket.left(self.clock.now())
-                if ticket.over:
-                    return
-                if left > 0:
-                    self.clock.wait(self._condition, left)
-                else:
-                    self._condition.wait(0.001)  # another thread is calling ``on_end``
-
     def poll(self) -> None:
         """Give up every call whose deadline has passed."""
-        now = self.clock.now()
+        now = self.now()
         with self._condition:
             lapsed = [ticket for ticket in self._queue if ticket.left(now) <= 0]
             for ticket in lapsed:
@@ -147,9 +134,7 @@ class Worker:
         ticket.on_end(ticket, state)
         if not still_running:
             ticket.released()
-        with self._condition:
-            ticket.state = state
-            self._condition.notify_all()
+        ticket.state = state
 
     # ------------------------------------------------------------ the thread
 
@@ -182,7 +167,7 @@ class Worker:
             if self._thread is not mine or not self._queue:
                 return None
             self._running = ticket = self._queue.popleft()
-            ticket.state, ticket.started_at = "running", self.clock.now()
+            ticket.state, ticket.started_at = "running", self.now()
             return ticket
 
     def _finish(self, ticket: Ticket, answer: Any, error: BaseException | None) -> None:
