@@ -237,7 +237,7 @@ def test_op_may_name_a_slot_that_its_component_minted_and_no_other_span() -> Non
                 run(sequence, 0)
         one.free()
         mine.added = (Op("clear", "mine", dst=(one,)),)
-        with pytest.raises(ProtocolError, match="after it moved or was freed"):
+        with pytest.raises(ProtocolError, match="after it was freed"):
             run(sequence, 0)
         mine.added = ()
     other.free()

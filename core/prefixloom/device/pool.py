@@ -419,14 +419,13 @@ class Pool:
 
 
 class DebugPool(Pool):
-    """A pool that knows the stage of every slot and how often it was recycled, for debug mode."""
+    """A pool that knows the stage of every slot, for debug mode."""
 
-    __slots__ = ("generation", "stage")
+    __slots__ = ("stage",)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.stage = bytearray(self.capacity)
-        self.generation = array("q", bytes(8 * self.capacity))
 
     def enter(self, slots: Iterable[int], stage: Stage) -> None:
         """Move slots to ``stage``; raise ``InvariantError`` if one may not enter it from its stage."""
@@ -474,7 +473,6 @@ class DebugPool(Pool):
         if not 0 <= slot < self.capacity or self.stage[slot] in (Stage.FREE, Stage.RETIRED):
             raise InvariantError(f"pool {self.name!r}: slot {slot} given back twice, or never handed out")
         self.stage[slot] = Stage.RETIRED if self.fence.stamp else Stage.FREE
-        self.generation[slot] += 1
 
     def give(self, data: bytes) -> None:
         for slot in array("i", data):
@@ -502,33 +500,23 @@ class DebugPool(Pool):
 
 
 class PageSpan(Handle):
-    """A handle that owns pages. After ``move``, ``split`` or ``free`` the old handle cannot be used any more."""
+    """A handle that owns pages. After ``free`` it cannot be used any more."""
 
-    __slots__ = ("_data", "_generations", "_resets", "_where", "pool")
+    __slots__ = ("_data", "_resets", "_where", "pool")
 
     def __init__(self, pool: Pool, data: bytes) -> None:
         self.pool = pool
         self._data: bytes | None = data
         self._resets = pool.resets
-        self._generations = self._now()
         self._where = call_site() if isinstance(pool, DebugPool) else None
 
-    def _now(self) -> tuple[int, ...]:
-        """The present generations of its slots, in debug mode."""
-        if not isinstance(self.pool, DebugPool):
-            return ()
-        return tuple(self.pool.generation[slot] for slot in array("i", self._data or b""))
-
     def _own(self) -> bytes:
-        """Its page numbers, after a check that it still owns them."""
-        data = self._data
-        if data is None:
-            raise ProtocolError(f"a span of pool {self.pool.name!r} was used after it moved or was freed")
+        """Return its page numbers, after a check that it still owns them."""
+        if self._data is None:
+            raise ProtocolError(f"a span of pool {self.pool.name!r} was used after it was freed")
         if self._resets != self.pool.resets:
             raise ProtocolError(f"a span of pool {self.pool.name!r} was minted before the cache was flushed")
-        if self._generations != self._now():
-            raise InvariantError(f"a span of pool {self.pool.name!r} outlived its slots: they were recycled")
-        return data
+        return self._data
 
     def __len__(self) -> int:
         return len(self._own()) // ID_BYTES
@@ -536,24 +524,6 @@ class PageSpan(Handle):
     @property
     def ids(self) -> tuple[int, ...]:
         return tuple(array("i", self._own()))
-
-    @property
-    def alive(self) -> bool:
-        return self._data is not None
-
-    def move(self) -> PageSpan:
-        """Return a new handle for the same pages. This one cannot be used any more."""
-        moved = PageSpan(self.pool, self._own())
-        self._data = None
-        return moved
-
-    def split(self, count: int) -> tuple[PageSpan, PageSpan]:
-        """Return handles for the first ``count`` pages and for the rest. This one cannot be used any more."""
-        data = self._own()
-        if count.__class__ is not int or not 0 <= count <= len(data) // ID_BYTES:
-            raise ProtocolError(f"a span of {len(data) // ID_BYTES} pages cannot be split at {count}")
-        self._data = None
-        return PageSpan(self.pool, data[: count * ID_BYTES]), PageSpan(self.pool, data[count * ID_BYTES :])
 
     def free(self) -> None:
         """Give the pages back to the pool. This handle cannot be used any more."""
