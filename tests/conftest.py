@@ -76,8 +76,8 @@ def threads() -> Iterator[Callable[..., ThreadStream]]:
     """Makes streams that end with the test."""
     made: list[ThreadStream] = []
 
-    def make(name: str = "worker", before: Callable[[], object] | None = None) -> ThreadStream:
-        made.append(ThreadStream(name, before))
+    def make(name: str = "worker", kind: Callable[[str], ThreadStream] = ThreadStream) -> ThreadStream:
+        made.append(kind(name))
         return made[-1]
 
     yield make

@@ -19,7 +19,7 @@ from prefixloom.device.streams import KEPT_FAILURES, Event, InlineStream, Stream
 from prefixloom.testing.schedules.simulated import SimulatedStream, Simulation
 from tests.support.interrupting import Interrupt
 from tests.support.processes import python
-from tests.support.stream_helpers import SOON, Gate
+from tests.support.stream_helpers import SOON, Gate, LateStream
 
 
 def fails(error: BaseException) -> Callable[[], None]:
@@ -165,15 +165,6 @@ def test_a_failure_is_not_told_before_it_happened(threads: Callable[..., ThreadS
     assert worker.failure(0, worker.tick) is error
 
 
-def test_what_a_test_injects_comes_ahead_of_every_piece(threads: Callable[..., ThreadStream]) -> None:
-    seen = list[str]()
-    worker = threads(before=lambda: seen.append("delay"))
-    for name in "ab":
-        worker.run(partial(seen.append, name))
-    assert worker.record().synchronize(SOON)
-    assert seen == ["delay", "a", "delay", "b"]
-
-
 def test_closing_a_worker_finishes_its_work_and_then_takes_none(threads: Callable[..., ThreadStream]) -> None:
     worker, seen = threads(), list[int]()
     for number in range(50):
@@ -192,7 +183,7 @@ def test_closing_a_worker_finishes_its_work_and_then_takes_none(threads: Callabl
 def test_many_workers_that_wait_for_each_other_keep_every_order(threads: Callable[..., ThreadStream]) -> None:
     """Chains over four workers with random delays: each link runs after the one before it."""
     choice, delays = random.Random(1), random.Random(2)
-    workers = [threads(str(n), lambda: time.sleep(0.0003 * delays.random())) for n in range(4)]
+    workers = [threads(str(n), lambda name: LateStream(name, lambda: 0.0003 * delays.random())) for n in range(4)]
     chains: list[list[int]] = [[] for _ in range(8)]
     last: list[Event | None] = [None] * 8
     for link in range(20):

@@ -25,9 +25,10 @@ from prefixloom import CapacityError, compose
 from prefixloom.cache.cache import Cache
 from prefixloom.cache.sequence import Sequence
 from prefixloom.contract.manifest import LAYOUTS
-from prefixloom.device.streams import Stream, ThreadStream
+from prefixloom.device.streams import Stream
 from prefixloom.operations.step import Step
 from tests.support.overlap_content import REWIND, STATES, WINDOW, component, folded, held_as
+from tests.support.stream_helpers import LateStream
 
 RUNNING = 10
 AHEAD = 3
@@ -89,7 +90,7 @@ class Traffic:
     def make_streams(self, slow: random.Random, delay: float) -> list[Stream]:
         """A stream for prompts and one for answers, whose work begins late now and then."""
         return [
-            ThreadStream(name, before=lambda: time.sleep(delay * slow.random()) if slow.random() < 0.3 else None)
+            LateStream(name, lambda: delay * slow.random() if slow.random() < 0.3 else 0.0)
             for name in ("prefill", "decode")
         ]
 

@@ -97,12 +97,13 @@ class Flight(Fence, Generic[F]):
     ``on_reuse(pool, data)`` when slots go to another owner before the work that may touch them is over.
     """
 
-    __slots__ = ("_launched", "_pools", "alone", "on_failure", "on_over", "on_reuse", "over", "times", "works")
+    __slots__ = ("_pools", "alone", "launched", "on_failure", "on_over", "on_reuse", "over", "times", "works")
 
     def __init__(self, pools: Iterable[Pool]) -> None:
         super().__init__()
         self._pools = tuple(pools)
-        self._launched = 0
+        self.launched = 0
+        """The number of the newest work that ever began."""
         self.over = 0
         """The number up to which all work is over."""
         self.works: list[Work[F]] = []
@@ -116,16 +117,11 @@ class Flight(Fence, Generic[F]):
         for pool in self._pools:
             pool.fence = self
 
-    @property
-    def launched(self) -> int:
-        """The number of the newest work that ever began."""
-        return self._launched
-
     # ------------------------------------------------------------ beginning and ending
     def begin(self) -> Work[F]:
         """Make a new piece of work, which is about to be enqueued."""
         work: Work[F] = Work()
-        work.number = self._launched = self.stamp = self._launched + 1
+        work.number = self.launched = self.stamp = self.launched + 1
         work.enclosed = work.over = work.failed = False
         work.event = work.stream = work.verdict = None
         work.followers = work.gates = ()

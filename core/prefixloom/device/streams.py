@@ -254,16 +254,12 @@ def _end_running() -> None:
 
 
 class ThreadStream(Stream):
-    """A stream in a worker thread, so that work on a CPU overlaps with scheduling.
+    """A stream in a worker thread, so that work on a CPU overlaps with scheduling."""
 
-    The worker calls ``before`` ahead of every piece of work; tests inject delays there.
-    """
+    __slots__ = ("_changed", "_idle", "_lock", "_over", "_queue", "_thread")
 
-    __slots__ = ("_before", "_changed", "_idle", "_lock", "_over", "_queue", "_thread")
-
-    def __init__(self, name: str, before: Callable[[], object] | None = None) -> None:
+    def __init__(self, name: str) -> None:
         super().__init__(name)
-        self._before = before
         self._queue: deque[tuple[int, Callable[[], object] | None]] = deque()  # each piece of work with its tick
         self._idle = True  # False from before the worker takes work from the queue until the work is over
         self._lock = threading.RLock()  # entered itself and not by the condition, whose exit an interrupt could cut off
@@ -307,8 +303,6 @@ class ThreadStream(Stream):
                     self._changed.notify_all()
                 return
             try:
-                if self._before is not None:
-                    self._before()
                 work()
             except BaseException as error:  # ``failure`` returns it, and its step fails
                 self._failed(tick, error)
