@@ -203,7 +203,7 @@ def main() -> int:
                 took[name]["turn"].append(turn)
                 took[name]["decode"].append(step)
     history = sides["with"].cache.history()
-    print(f"{model.parameters / 1e6:.1f}M parameters; missed: {dict(sorted(history.missed.items()))}")
+    print(f"{model.parameters / 1e6:.1f}M parameters; missed: {dict(sorted(history.missed_tokens.items()))}")
     for what in ("turn", "decode"):
         without, with_ = (statistics.median(took[name][what]) for name in ("without", "with"))
         spread = [f"{1e3 * min(took[name][what]):.3f} to {1e3 * max(took[name][what]):.3f}" for name in took]

@@ -26,7 +26,7 @@ from prefixloom import (
     Window,
     hookimpl,
 )
-from prefixloom.insight.history import AGES, Histogram, Lost, Paths
+from prefixloom.insight.history import AGES, Histogram, Paths
 from prefixloom.storage import Refused
 from prefixloom.tree.keys import encode
 from prefixloom_hicache import HostTier, MemoryBackend
@@ -432,7 +432,8 @@ def test_a_history_counts_losses_and_how_long_after_them_a_prompt_missed() -> No
     with cache.open([*TOKENS, *range(4)]) as sequence:
         cache.account(sequence)
     losses = history.losses("path", "device")
-    assert list(history.recent) == [Lost(160.0, "path", "device", "asked", "", 10)]
+    (loss,) = history.recent
+    assert (loss.when, loss.component, loss.tier, loss.figure, loss.count) == (160.0, "path", "device", "asked", 10)
     assert (losses.count, losses.causes, losses.ages.sum, losses.gaps.sum) == (10, {"asked": 10}, 10 * 60.0, 5.0)
     assert (sum(losses.ages.counts), sum(losses.gaps.counts)) == (10, 1)
     assert losses.ages.counts[AGES.index(60.0)] == 10, "a bound is the largest time that falls below it"

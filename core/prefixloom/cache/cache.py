@@ -448,7 +448,8 @@ class Cache:
         """
         history = self.history()
         told = self.explain(opened, closely=False)
-        history.account(told.findings)
+        for each in told.findings:
+            history.missed(each.component, each.reason, each.tokens, each.loss)
         tokens = opened.tokens if isinstance(opened, Sequence) else opened.match_for(self._core).tokens
         history.hit(opened.namespace, tokens, told.ready)
         return told

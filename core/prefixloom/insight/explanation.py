@@ -16,7 +16,7 @@ from ..contract.identity import means, plain_name
 from ..contract.reach import Interval, merged
 from ..operations.match import limit_of, lowerings, walked_boundary
 from ..operations.state import Core, Match
-from ..tree.lane import Lane, PageLane
+from ..tree.lane import Lane
 from ..tree.radix import Node, climb
 from .history import History, Loss
 
@@ -277,14 +277,15 @@ class _Explainer:
         gone = self._gone(lane, high)
         if not gone:
             return self._below(lane, low, high)
-        if isinstance(lane, PageLane):
-            return self._finding(lane, low, high, self._lacks(lane, high), self._find(lane, spans=gone))
-        return self._finding(lane, low, high, (), self._find(lane, boundary=high))
+        return self._finding(lane, low, high, self._told_lacks(lane, high), self._find(lane, gone))
 
     def _below(self, lane: Lane, low: int, high: int) -> Finding:
         """The tiers below the device have what this component lacks on it."""
-        lacks = self._lacks(lane, high) if isinstance(lane, PageLane) else ()
+        lacks = self._told_lacks(lane, high)
         return Finding(low, high, "below", lane.name, lacks, help="a load from below, by Sequence.restore")
+
+    def _told_lacks(self, lane: Lane, boundary: int) -> tuple[Interval, ...]:
+        return self._lacks(lane, boundary) if lane.unit == "page" else ()
 
     def _finding(
         self, lane: Lane, low: int, high: int, lacks: tuple[Interval, ...], losses: list[Loss | None]
@@ -309,10 +310,10 @@ class _Explainer:
     def _checkpoint(self, lane: Lane, boundary: int) -> str:
         return f"a step that ends at {boundary}, with its state published" if lane.unit == "boundary" else ""
 
-    def _find(self, lane: Lane, spans: tuple[Interval, ...] = (), boundary: int | None = None) -> list[Loss | None]:
+    def _find(self, lane: Lane, spans: tuple[Interval, ...]) -> list[Loss | None]:
         if self.history is None:
             return []
-        return self.history.find(lane.name, self._tiers, self.match.namespace, self.tokens, spans, boundary)
+        return self.history.find(lane.name, self._tiers, self.match.namespace, self.tokens, spans)
 
     # ------------------------------------------------------------ where they do not
     def _unmatched(self) -> list[Finding]:
@@ -337,21 +338,17 @@ class _Explainer:
 
     def _lost_from(self, at: int) -> Finding | None:
         """What became of the deepest that was cached from ``at`` on, of the first component that a history tells of."""
-        if self.history is None:
-            return None
         for lane in self.core.shape.in_order:
-            if isinstance(lane, PageLane):
-                losses, page = self._find(lane, spans=((at, self.limit),)), lane.page
-                gone = [place for place, loss in enumerate(losses) if loss is not None]
-                lacks = merged((at + place * page, at + (place + 1) * page) for place in gone)
-                end = at + -(-(gone[-1] + 1) * page // self.page) * self.page if gone else at
-            else:
-                end, found = self.history.deepest_state(
-                    lane.name, self._tiers, self.match.namespace, self.tokens, at, self.limit, self.page
-                )
-                losses, lacks = [found], ()
-            if end > at:
-                return self._finding(lane, at, end, lacks, [loss for loss in losses if loss is not None])
+            page = lane.part.page_tokens or self.page
+            losses = self._find(lane, ((at, self.limit),))
+            gone = [(at + place * page, loss) for place, loss in enumerate(losses) if loss is not None]
+            if not gone:
+                continue
+            end = at + -(-(gone[-1][0] + page - at) // self.page) * self.page
+            if lane.unit == "boundary":
+                return self._finding(lane, at, end, (), [gone[-1][1]])
+            lacks = merged((start, start + page) for start, _ in gone)
+            return self._finding(lane, at, end, lacks, [loss for _, loss in gone])
         return None
 
     def _never_seen(self, at: int) -> list[Finding]:

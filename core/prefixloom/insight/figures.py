@@ -109,7 +109,7 @@ def _of_history(history: History) -> list[Figure]:
     return [
         Figure("prefixloom:missed_tokens", "counter", "tokens that did not hit, by the component and the reason", tuple(
             (labels(component, tier, ("reason", reason)), float(count))
-            for (component, tier, reason), count in history.missed.items()
+            for (component, tier, reason), count in history.missed_tokens.items()
         )),
         Figure("prefixloom:lost_pages", "counter", "pages (states) removed or not kept, by the cause", tuple(
             (labels(component, tier, ("cause", cause)), float(count))

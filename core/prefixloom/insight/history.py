@@ -11,7 +11,6 @@ from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
-from typing import Protocol
 
 import attrs
 
@@ -33,14 +32,13 @@ AGES = (0.1, 1.0, 10.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 86400.0)
 
 @attrs.frozen
 class Loss:
-    """A page or a state that is not cached any more, or that was not kept.
+    """Pages (states) that are not cached any more, or were not kept. Those that came and went together have one.
 
     ``kind``    "removed", "refused" or "cleared": the change that told it, as do ``component``, ``cause`` and ``by``
-    ``tier``    where it was, or would have been
-    ``when``    the time of it, and ``stored`` when it had come; None if that is not known
-    ``number``  how many pages (states) the component had lost on this tier by then, with the first that went with it
-
-    Pages that came together and went together have one.
+    ``tier``    where they were, or would have been
+    ``when``    the time of it, and ``stored`` when they had come; None if that is not known
+    ``number``  how many pages (states) the component had lost on this tier by then, with the first of these
+    ``count``   how many they are; 0 if the cache was flushed
     """
 
     kind: str
@@ -51,6 +49,12 @@ class Loss:
     when: float
     stored: float | None
     number: int
+    count: int
+
+    @property
+    def figure(self) -> str:
+        """The cause, as figures and lists name it."""
+        return f"refused: {self.cause.partition(':')[0]}" if self.kind == "refused" else self.cause
 
 
 @attrs.define
@@ -80,18 +84,6 @@ class Losses:
     gaps: Histogram = attrs.field(factory=Histogram)
 
 
-@attrs.frozen
-class Lost:
-    """Some pages (states) of one component that went together, or were not kept."""
-
-    when: float
-    component: str
-    tier: str
-    cause: str
-    by: str
-    count: int
-
-
 @attrs.define
 class HotPrefix:
     """A prefix that requests have hit: its length in tokens, how often, and when last."""
@@ -99,25 +91,6 @@ class HotPrefix:
     tokens: int
     hits: int
     last: float
-
-
-class Missed(Protocol):
-    """Why the tokens [start, end) of a prompt did not hit, as far as a history counts it."""
-
-    @property
-    def start(self) -> int: ...
-
-    @property
-    def end(self) -> int: ...
-
-    @property
-    def reason(self) -> str: ...
-
-    @property
-    def component(self) -> str: ...
-
-    @property
-    def loss(self) -> Loss | None: ...
 
 
 class Paths:
@@ -190,9 +163,9 @@ class History:
         """Losses before this time are not known, or not all of them; None: all are known."""
         self.by_component: dict[tuple[str, str], Losses] = {}
         """By component and tier."""
-        self.missed: dict[tuple[str, str, str], int] = {}
-        """Tokens by component, tier and reason, as far as ``account`` was told of them."""
-        self.recent: deque[Lost] = deque(maxlen=RECENT)
+        self.missed_tokens: dict[tuple[str, str, str], int] = {}
+        """By component, tier and reason, as far as ``missed`` was told of them."""
+        self.recent: deque[Loss] = deque(maxlen=RECENT)
         """The latest losses, the oldest first."""
         self.hot: dict[int, HotPrefix] = {}
         """The prefixes that were hit most, as far as ``hit`` was told of them, by the number of their path."""
@@ -236,42 +209,21 @@ class History:
         return self.by_component.setdefault((component, tier), Losses())
 
     def find(
-        self, component: str, tiers: tuple[str, ...], namespace: str, tokens: Tokens,
-        spans: tuple[Interval, ...] = (), boundary: int | None = None,
-    ) -> list[Loss | None]:  # fmt: skip
-        """For each page of ``spans``, or for the state at ``boundary``, the loss on ``tiers`` that decided: the latest,
-        or that the store below had refused what was lost then.
+        self, component: str, tiers: tuple[str, ...], namespace: str, tokens: Tokens, spans: Iterable[Interval]
+    ) -> list[Loss | None]:
+        """Return for each page of ``spans`` the loss on ``tiers`` that decided: the latest, or that the store below had
+        refused what was lost then. A state is asked for as the page of the tree that ends at its boundary.
         """
-        lost = self._lost.get
-        found = [
-            [lost(key) for key in self._keys(component, tier, namespace, tokens, spans, boundary)] for tier in tiers
-        ]
-        if len(found) == 1:
-            return found[0]
+        spans = tuple(spans)
+        found = [map(self._lost.get, self._keys(component, tier, namespace, tokens, spans)) for tier in tiers]
         return [_decisive([loss for loss in at if loss is not None]) for at in zip(*found, strict=True)]
 
-    def deepest_state(
-        self, component: str, tiers: tuple[str, ...], namespace: str, tokens: Tokens, low: int, high: int, page: int
-    ) -> tuple[int, Loss | None]:
-        """The deepest boundary in (low, high] whose state was lost, and the loss; ``low`` if there is none."""
-        links = self._paths.of(namespace, tokens, high)
-        for boundary in range(high, low, -page):
-            link = links[boundary // page - 1]
-            known = [self._lost.get(_key(component, tier, link)) for tier in tiers]
-            loss = _decisive([each for each in known if each is not None])
-            if loss is not None:
-                return boundary, loss
-        return low, None
-
-    def account(self, findings: Iterable[Missed]) -> None:
-        """Count why the tokens of a request missed: the findings of its explanation."""
-        now = self.clock()
-        for each in findings:
-            loss = each.loss
-            key = each.component, "" if loss is None else loss.tier, each.reason
-            self.missed[key] = self.missed.get(key, 0) + each.end - each.start
-            if loss is not None and loss.kind == "removed":
-                self.losses(each.component, loss.tier).gaps.add(now - loss.when)
+    def missed(self, component: str, reason: str, tokens: int, loss: Loss | None) -> None:
+        """Count tokens of a request that missed for this reason, which ``loss`` had caused."""
+        key = component, "" if loss is None else loss.tier, reason
+        self.missed_tokens[key] = self.missed_tokens.get(key, 0) + tokens
+        if loss is not None and loss.kind == "removed":
+            self.losses(component, loss.tier).gaps.add(self.clock() - loss.when)
 
     def hit(self, namespace: str, tokens: Tokens, ready: int) -> None:
         """Count that a request has hit ``ready`` of its tokens."""
@@ -289,13 +241,11 @@ class History:
 
     # ------------------------------------------------------------ following
     def _keys(
-        self, component: str, tier: str, namespace: str, tokens: Tokens, spans: tuple[Interval, ...],
-        boundary: int | None,
-    ) -> list[int]:  # fmt: skip
-        """The numbers of the pages of ``spans``, or of the state at ``boundary``."""
-        if boundary is not None:
-            return [_key(component, tier, self._paths.of(namespace, tokens, boundary)[-1])]
-        page, tree_page = self._pages[component], self._paths.page
+        self, component: str, tier: str, namespace: str, tokens: Tokens, spans: tuple[Interval, ...]
+    ) -> list[int]:
+        """Return the numbers of the pages of ``spans``."""
+        tree_page = self._paths.page
+        page = self._pages[component] or tree_page
         deepest = max((high for _, high in spans), default=0)
         links = self._paths.of(namespace, tokens, -(-deepest // tree_page) * tree_page)
         if page == tree_page:  # as ``_key`` makes them, all at once
@@ -312,12 +262,14 @@ class History:
         if change.kind == "cleared":
             for key, stored in self._stored.items():
                 self._lost.pop(key, None)
-                self._lost[key] = Loss("cleared", "", "", "flushed", "", now, stored, 0)
+                self._lost[key] = Loss("cleared", "", "", "flushed", "", now, stored, 0, 0)
             self._stored.clear()
             self._forget()
             return
         losses = self.losses(change.component, change.tier)
-        keys = self._keys(change.component, change.tier, change.namespace, change.tokens, change.spans, change.boundary)
+        at = change.boundary  # of a state
+        spans = change.spans if at is None else ((at - self._paths.page, at),)
+        keys = self._keys(change.component, change.tier, change.namespace, change.tokens, spans)
         if change.kind == "stored":
             self._stored.update(dict.fromkeys(keys, now))
             self._not_lost(keys)
@@ -325,20 +277,19 @@ class History:
         if not keys:
             return
         removed = change.kind == "removed"
-        cause = change.cause if removed else f"refused: {change.cause.partition(':')[0]}"
-        losses.causes[cause] = losses.causes.get(cause, 0) + len(keys)
         came = [self._stored.pop(key, None) if removed else None for key in keys]
         about = change.kind, change.component, change.tier, change.cause, change.by
         shared: dict[float | None, Loss] = {}  # by the time at which they came
         for moment, count in Counter(came).items():
-            shared[moment] = Loss(*about, now, moment, losses.count + 1)
+            loss = shared[moment] = Loss(*about, now, moment, losses.count + 1, count)
+            losses.causes[loss.figure] = losses.causes.get(loss.figure, 0) + count
+            self.recent.append(loss)
             if moment is not None:
                 losses.ages.add(now - moment, count)
         self._not_lost(keys)  # the latest stand last
         self._lost.update(zip(keys, map(shared.__getitem__, came), strict=True))
         losses.count += len(keys)
         self._forget()
-        self.recent.append(Lost(now, change.component, change.tier, cause, change.by, len(keys)))
 
     def _not_lost(self, keys: list[int]) -> None:
         """Forget what was lost of these pages before."""

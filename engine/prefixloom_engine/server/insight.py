@@ -127,7 +127,7 @@ class Insight:
         running, waiting = self.engine.load
         recent = [
             {"seconds_ago": now - each.when, "component": each.component, "tier": each.tier,
-             "cause": each.cause,
+             "cause": each.figure,
              "count": each.count}
             for each in history.recent
         ]  # fmt: skip
