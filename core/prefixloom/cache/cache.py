@@ -82,7 +82,7 @@ class Cache:
         return f"<Cache {shape.composition.name}: {names}; boundaries every {shape.page} tokens>"
 
     # ------------------------------------------------------------ matching
-    def match(self, tokens: Any, *, namespace: str = "", leave: int = 0, extra: Extra = ()) -> MatchPlan:
+    def match(self, tokens: object, *, namespace: str = "", leave: int = 0, extra: Extra = ()) -> MatchPlan:
         """Where ``tokens`` could resume. Pure: nothing changes, and nothing is protected.
 
         ``leave``: at least so many tokens are left to compute. ``extra``: (start, end, key) spans whose content depends
@@ -93,7 +93,7 @@ class Cache:
             core.enter()
         return MatchPlan(core, find(core, ask(core, tokens, namespace, leave, extra)))
 
-    def peek(self, tokens: Any, *, namespace: str = "", leave: int = 0, extra: Extra = ()) -> int:
+    def peek(self, tokens: object, *, namespace: str = "", leave: int = 0, extra: Extra = ()) -> int:
         """How many of ``tokens`` would hit. Pure."""
         return self.match(tokens, namespace=namespace, leave=leave, extra=extra).ready
 
@@ -119,7 +119,7 @@ class Cache:
     # ------------------------------------------------------------ sequences
     def open(
         self,
-        tokens: Any,
+        tokens: object,
         *,
         namespace: str = "",
         leave: int = 0,
@@ -141,14 +141,14 @@ class Cache:
             raise InputError(f"a label is a string and a priority a whole number, got {label!r} and {priority!r}")
         if until != FOREVER:
             check_until(until)
-        if tokens.__class__ is MatchPlan:
+        if isinstance(tokens, MatchPlan):
             if namespace or leave or extra:
                 raise InputError("a plan has its namespace, leave and extra already: give them to match")
-            asked = None
+            match = tokens.match_for(core)
         else:
-            asked = ask(core, tokens, namespace, leave, extra)
+            match = ask(core, tokens, namespace, leave, extra)
         with core:
-            match = current(core, tokens.match_for(core)) if asked is None else find(core, asked)
+            match = current(core, match) if isinstance(tokens, MatchPlan) else find(core, match)
             sequence = Sequence(core, open_at(core, match, label, priority, until))
             if core.below is not None:
                 core.below.used(sequence.running.node)
@@ -157,7 +157,7 @@ class Cache:
         return sequence
 
     def session(
-        self, model: Any, ids: Any, *, namespace: str = "", label: str = "", **options: Any
+        self, model: object, ids: object, *, namespace: str = "", label: str = "", **options: object
     ) -> AbstractContextManager[Any]:
         """One conversation that the model's own code runs over this cache: ``with cache.session(model, ids) as s``.
 
@@ -196,7 +196,7 @@ class Cache:
     # ------------------------------------------------------------ slots of an engine
     def insert(
         self,
-        tokens: Any,
+        tokens: object,
         slots: Mapping[str, Any],
         *,
         start: int = 0,
@@ -204,7 +204,7 @@ class Cache:
         extra: Extra = (),
         priority: int = 0,
         until: float = FOREVER,
-        stream: Any = None,
+        stream: object = None,
     ) -> Inserted:
         """Publish what an engine computed in slots of its own, with ``compose(slots="lent")``.
 
@@ -408,7 +408,7 @@ class Cache:
         return self._history
 
     def explain(
-        self, tokens: Any, *, namespace: str = "", leave: int = 0, extra: Extra = (), closely: bool = True
+        self, tokens: object, *, namespace: str = "", leave: int = 0, extra: Extra = (), closely: bool = True
     ) -> Explanation:
         """Why ``tokens`` hit what they hit: component by component, and what would have helped. Pure.
 
@@ -419,9 +419,9 @@ class Cache:
         core = self._core
         if core.guarded or core.changing:
             core.enter()
-        if tokens.__class__ is MatchPlan:
+        if isinstance(tokens, MatchPlan):
             match = current(core, tokens.match_for(core))
-        elif tokens.__class__ is Sequence:
+        elif isinstance(tokens, Sequence):
             match = current(core, tokens.running_for(core).match)
         else:
             match = find(core, ask(core, tokens, namespace, leave, extra))

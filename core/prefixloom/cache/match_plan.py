@@ -96,11 +96,6 @@ class MatchPlan:
         return self._match.epoch != self._core.index.epoch
 
     @property
-    def anchor(self) -> int:
-        """The single boundary that every component plans from."""
-        return self._match.ready
-
-    @property
     def need(self) -> dict[str, int]:
         """Slots that opening a sequence here takes at once, per component."""
         self._core.check_whole()

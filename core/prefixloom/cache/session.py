@@ -24,7 +24,7 @@ class SessionPlugin:
     manager: pluggy.PluginManager = attrs.field(eq=False, repr=False)
 
     def open(
-        self, cache: object, model: object, ids: object, options: Mapping[str, Any]
+        self, cache: object, model: object, ids: object, options: Mapping[str, object]
     ) -> AbstractContextManager[Any] | None:
         """Make a session of this model, or return None if the adapter does not know the model."""
         try:
@@ -44,7 +44,7 @@ class SessionPlugin:
 
 
 def open_session(
-    plugins: Iterable[SessionPlugin], cache: object, model: object, ids: object, options: Mapping[str, Any]
+    plugins: Iterable[SessionPlugin], cache: object, model: object, ids: object, options: Mapping[str, object]
 ) -> AbstractContextManager[Any]:
     """Make a session with the first adapter that knows the model."""
     plugins = tuple(plugins)

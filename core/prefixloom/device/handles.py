@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import NoReturn, SupportsIndex
 
 from ..errors import ProtocolError
 
@@ -27,10 +27,10 @@ class Handle:
     def __copy__(self) -> NoReturn:
         raise ProtocolError(f"{type(self).__name__} stands for what it holds and cannot be copied")
 
-    def __deepcopy__(self, memo: Any) -> NoReturn:
+    def __deepcopy__(self, memo: object) -> NoReturn:
         self.__copy__()
 
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         raise ProtocolError(f"{type(self).__name__} stands for what it holds here and cannot be pickled")
 
 

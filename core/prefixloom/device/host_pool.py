@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..contract.manifest import LAYOUTS, Layout, Manifest
 from ..errors import CompositionError, InputError, ProtocolError
@@ -20,6 +20,7 @@ from .pool import DebugPool, Pool
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from typing_extensions import Buffer
 
 
 class HostPool(Pool):
@@ -98,13 +99,13 @@ class HostPool(Pool):
             raise ProtocolError(f"host pool {self.name!r} has no slot in one piece: its layout is {self.layout}")
         return next(self._pieces(slot))[0].toreadonly()
 
-    def read_into(self, slot: int, buffer: Any) -> None:
+    def read_into(self, slot: int, buffer: Buffer) -> None:
         """Copy the slot's bytes into ``buffer``, which has the size of a record."""
         view = self._record(buffer)
         for piece, start, size in self._pieces(slot):
             view[start : start + size] = piece
 
-    def write_from(self, slot: int, payload: Any) -> None:
+    def write_from(self, slot: int, payload: Buffer) -> None:
         """Overwrite the slot with the bytes of a record."""
         view = self._record(payload)
         for piece, start, size in self._pieces(slot):
@@ -124,7 +125,7 @@ class HostPool(Pool):
             for piece, _, size in self._pieces(slot):
                 piece[:] = bytes(size)
 
-    def _record(self, content: Any) -> memoryview:
+    def _record(self, content: Buffer) -> memoryview:
         view = memoryview(content).cast("B")
         if len(view) != self.record_bytes:
             raise InputError(

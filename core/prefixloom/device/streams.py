@@ -20,9 +20,12 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError, PrefixloomError, WorkError
+
+if TYPE_CHECKING:
+    import torch
 
 Clock = dict[int, int]
 """The number of each stream, with the tick up to which all its work is known to be over."""
@@ -93,14 +96,14 @@ class CudaStamp(Stamp):
 
     __slots__ = ("_raw", "_stream", "_told")
 
-    def __init__(self, stream: CudaStream, raw: Any) -> None:
+    def __init__(self, stream: CudaStream, raw: torch.cuda.Event) -> None:
         self._stream, self._raw = stream, raw
         self._told: float | None = None
         self.tick = stream.tick
 
     @property
     def seconds(self) -> float | None:  # type: ignore[override]
-        if self._told is None and self._raw.query():
+        if self._told is None and self._raw.query():  # type: ignore[no-untyped-call]
             self._told = self._stream.time_of(self._raw)
         return self._told
 
@@ -151,7 +154,7 @@ class Stream:
         """
         return nullcontext()
 
-    def reads(self, tensor: Any) -> None:
+    def reads(self, tensor: torch.Tensor) -> None:
         """Work that was just enqueued reads a tensor that the caller made on any stream, and may drop at once."""
 
     def failure(self, since: int, upto: int) -> BaseException | None:
@@ -329,10 +332,10 @@ class CudaStream(Stream):
 
     __slots__ = ("_known_time", "raw")
 
-    def __init__(self, raw: Any) -> None:
+    def __init__(self, raw: torch.cuda.Stream) -> None:
         super().__init__(f"cuda {raw.device.index}:{raw.cuda_stream:x}")
         self.raw = raw
-        self._known_time: tuple[Any, float] | None = None
+        self._known_time: tuple[torch.cuda.Event, float] | None = None
         """A timing event that is over, and when it was, by ``time.perf_counter``."""
 
     def run(self, work: Callable[[], object]) -> None:
@@ -345,7 +348,7 @@ class CudaStream(Stream):
 
         return torch.cuda.stream(self.raw)
 
-    def reads(self, tensor: Any) -> None:
+    def reads(self, tensor: torch.Tensor) -> None:
         if tensor.is_cuda:
             tensor.record_stream(self.raw)
 
@@ -357,14 +360,14 @@ class CudaStream(Stream):
             self._known_time = known, time.perf_counter()
         return CudaStamp(self, self._timing_event())
 
-    def _timing_event(self) -> Any:
+    def _timing_event(self) -> torch.cuda.Event:
         import torch
 
-        raw: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        raw = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         raw.record(self.raw)
         return raw
 
-    def time_of(self, raw: Any) -> float:
+    def time_of(self, raw: torch.cuda.Event) -> float:
         """When a timing event was over, which it is."""
         assert self._known_time is not None
         known, seconds = self._known_time
@@ -376,7 +379,7 @@ class CudaStream(Stream):
     def _record(self) -> Event:
         import torch
 
-        raw: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        raw = torch.cuda.Event()  # type: ignore[no-untyped-call]
         raw.record(self.raw)
         return Event(self, self.tick, raw)
 
@@ -401,7 +404,7 @@ class CudaStream(Stream):
         return True
 
 
-def stream_for(given: Any, device: str, known: dict[Any, Stream]) -> Stream:
+def stream_for(given: object, device: str, known: dict[object, Stream]) -> Stream:
     """Return the stream that a caller means: a ``Stream``, a CUDA stream of torch, or None for the current one.
 
     ``known`` remembers the ``Stream`` of each CUDA stream, so that the same one always gives the same ``Stream``.

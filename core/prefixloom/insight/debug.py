@@ -27,7 +27,7 @@ from ..tree.scatter_lane import ScatterLane
 
 Rows = Many[tuple[Running, int, int]]
 
-Owned = tuple[Many[int], Any]
+Owned = tuple[Many[int], Node | Hold]
 """Slots and who owns them."""
 
 
@@ -348,7 +348,7 @@ class Debug:
 
 def _wrong(pool: Pool, owned: list[Owned]) -> str:
     """The first slot that does not exist or has two owners, in words."""
-    owners: dict[int, Any] = {}
+    owners: dict[int, Node | Hold | None] = {}
     for slots, who in ((pool.free_ids(), None), *owned):
         for slot in slots:
             if not 0 <= slot < pool.capacity:
@@ -359,7 +359,7 @@ def _wrong(pool: Pool, owned: list[Owned]) -> str:
     raise AssertionError("every slot exists and has one owner")
 
 
-def _named(owner: Any) -> str:
+def _named(owner: Node | Hold | None) -> str:
     """The owner of a slot, in words: a node, a sequence, or the free list."""
     if owner is None:
         return "the free list"
