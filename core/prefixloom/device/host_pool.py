@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from ..contract.manifest import LAYOUTS, Layout, Manifest
-from ..errors import CompositionError, InputError, ProtocolError
+from ..errors import CompositionError, InputError
 from . import layouts
 from .layouts import WHOLE, parts
 from .pool import DebugPool, Pool
@@ -93,12 +93,6 @@ class HostPool(Pool):
                 at = (layer * self.capacity + slot) * size
                 yield whole[at : at + size], start + layer * size, size
 
-    def record(self, slot: int) -> memoryview:
-        """A read-only view of the slot's bytes. It needs the layout "page_first"."""
-        if self.layout != "page_first":
-            raise ProtocolError(f"host pool {self.name!r} has no slot in one piece: its layout is {self.layout}")
-        return next(self._pieces(slot))[0].toreadonly()
-
     def read_into(self, slot: int, buffer: Buffer) -> None:
         """Copy the slot's bytes into ``buffer``, which has the size of a record."""
         view = self._record(buffer)
@@ -110,20 +104,6 @@ class HostPool(Pool):
         view = self._record(payload)
         for piece, start, size in self._pieces(slot):
             piece[:] = view[start : start + size]
-
-    # ------------------------------------------------------------ within the pool
-    def copy(self, src: Sequence[int], dst: Sequence[int]) -> None:
-        for s, d in zip(src, dst, strict=True):
-            for (to, *_), (of, *_) in zip(self._pieces(d), self._pieces(s), strict=True):
-                to[:] = of
-
-    def select(self, choices: Sequence[Sequence[int]], selector: Tensor, dst: Sequence[int]) -> None:
-        self.copy([row[index] for row, index in zip(choices, selector.tolist(), strict=True)], dst)
-
-    def clear(self, dst: Sequence[int]) -> None:
-        for slot in dst:
-            for piece, _, size in self._pieces(slot):
-                piece[:] = bytes(size)
 
     def _record(self, content: Buffer) -> memoryview:
         view = memoryview(content).cast("B")
