@@ -44,7 +44,7 @@ MUTANTS: tuple[tuple[str, str, str, str, str, str], ...] = (
     ("slots below are taken while a step is open", "tiers/host_copies.py", "HostCopies.take", "flight.blocked(flight.taken_early)", "False", FOUND),
     ("what a failed copy had is kept below", "tiers/host_copies.py", "HostCopies._copy_down", "mine.take_back(nodes)", "", "test_tier_faults.py"),
     ("what was spared before a load is kept", "tiers/restore.py", "_resume_at", "forget_surplus(core, running)\ncore.unwritten.read(running, end)", "core.unwritten.read(running, end)", FOUND),
-    ("pins below are kept", "tiers/host_copies.py", "HostCopies._copy_down", "for host, cell in pinned:\n    host.unpin(cell)", "", TIER),
+    ("pins below are kept", "tiers/host_lane.py", "Pins.__exit__", "lane.unpin(cell)", "pass", TIER),
     ("demotion is left out", "tiers/host_tier.py", "LowerTier.losing", "host is not None", "False", TIER),
     ("hits are not counted upward", "tiers/host_tier.py", "LowerTier.used", "node = node.parent", "break", COPIES),
     ("a path's host leaf does not free its parent", "tiers/host_lane.py", "HostLane.lose_below", "if not above.below and (not above.locks) and (above.next is None):\n    self.queue.add_first(above)", "", TIER),

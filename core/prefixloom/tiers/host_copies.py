@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Many
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, Literal
 
 from ..contract.composition import TierPart
 from ..contract.values import Outcome, TransferPlan
@@ -27,13 +26,11 @@ from ..operations.lease import standing_for_copies
 from ..operations.state import Core, Hold
 from ..tree.lane import Lane
 from ..tree.radix import Node
-from .host_lane import HostLane, Moves, copy_between, layer_groups
+from .host_lane import HostLane, Moves, Pins, Way, copy_between, layer_groups
 from .transfer_hooks import nodes_touched, plan_of, proposed, tell_outcome
 
 log = logging.getLogger("prefixloom")
 
-Job = tuple[HostLane, list[int], Callable[[], object]]
-"""(lane, its slots, the function that writes them)"""
 Sources = Iterable[tuple[HostLane, Node]]
 """The places in the host tier from which a load is copied."""
 
@@ -48,7 +45,7 @@ class WorkName:
         return self.what
 
 
-NAMES = {
+NAMES: dict[Way, WorkName] = {
     "down": WorkName("a copy to the host"),
     "up": WorkName("a copy to the device"),
     "fetch": WorkName("what a store brought"),
@@ -178,15 +175,15 @@ class HostCopies:
         """Reserve host slots and record the copies. On any error, the tree keeps no slot that will not be written."""
         core = self.core
         moves: dict[HostLane, Moves] = {}
-        before = core.flight.launched
         nodes = list(dict.fromkeys(node for _, node in pieces))
-        pinned: list[tuple[HostLane, Any]] = []
         work = None
         try:
-            for lane, node in pieces:
-                self._reserve(moves.setdefault(lane, Moves(lane)), node, pinned)
-            for host, cell in pinned:
-                host.unpin(cell)
+            with Pins() as pins:
+                for lane, node in pieces:
+                    places, sources = lane.missing(node)
+                    mine = moves.setdefault(lane, Moves(lane))
+                    if places and self.reserve(mine, node, places, pins):
+                        mine.src += sources
             hold.take_fence(core.flight)
             moving = [mine for mine in moves.values() if mine.src]
             if moving:
@@ -196,7 +193,6 @@ class HostCopies:
                         self.on_copied(lane, node)
                 self.backed_up += sum(len(mine.src) for mine in moving)
         except PrefixloomError as error:
-            self.end(before, "down")
             for mine in moves.values():
                 mine.take_back(nodes)  # what it was copied from keeps their nodes
             if isinstance(error, InvariantError):
@@ -211,27 +207,21 @@ class HostCopies:
             if plan is not None:
                 self.watch(work, plan)
 
-    def _reserve(self, moves: Moves, node: Node, pinned: list[tuple[HostLane, Any]]) -> None:
-        """Reserve host slots for what the device has at ``node`` and the host has not: for all of it or for nothing."""
+    def reserve(self, moves: Moves, node: Node, places: list[int], pins: Pins) -> bool:
+        """Take host slots for these places of the edge of ``node``, and enter them: for all, or for none if too few."""
         lane = moves.lane
-        places, sources = lane.missing(node)
-        if not places:
-            return
         cell = node.cells[lane.index]
         if cell is not None:
-            lane.pin(cell)
-            pinned.append((lane, cell))
+            pins.add(lane, cell)  # making room must not evict the cell itself
         slots = self.take(lane, len(places))
         if slots is None:
             self.dropped += 1
-            return
-        moves.src += sources
+            return False
         moves.dst += slots.tolist()  # before the tree gets them: a slot that is never written would count as content
         lane.add(node, places, slots)
         if cell is None:
-            cell = node.cells[lane.index]
-            lane.pin(cell)
-            pinned.append((lane, cell))
+            pins.add(lane, node.cells[lane.index])
+        return True
 
     def take(self, lane: HostLane, count: int) -> array[int] | None:
         """Take host slots, after making room if needed; None if there are too few, or an open step may use them."""
@@ -276,31 +266,6 @@ class HostCopies:
         known = self.streams[way] = core.stream(thread)
         return known
 
-    def bring(self, jobs: Many[Job], nodes: list[Node], hold: Hold) -> None:
-        """Write what a store brought into host slots, as work after all that ``hold`` is ordered after."""
-        flight, watcher = self.core.flight, self.core.watcher
-        before = flight.launched
-        try:
-            work = flight.begin()
-            stream = self.stream("down", hold.fence)
-            work.stream, work.since = stream, stream.tick
-            flight.order(work, stream, hold.fence, hold)
-            with self._timed("fetch", stream, [(lane, slots) for lane, slots, _ in jobs]):
-                for lane, slots, write in jobs:
-                    lane.pool.enter(slots, Stage.WRITING)
-                    enqueue(stream, repr(NAMES["fetch"]), write)
-                    if watcher is not None:
-                        watcher.accessed(stream, f"fetch of {lane.device.name}", lane.pool, (), slots, lane.pool)
-                    lane.pool.enter(slots, Stage.SEALED)
-                    lane.pool.enter(slots, Stage.PUBLISHED)
-        except PrefixloomError:
-            self.end(before, "fetch")
-            raise
-        self.end(before, "fetch")
-        if not work.over:
-            work.followers = [hold]
-            self.core.unwritten.add(work, hold, nodes, [(lane, set(slots)) for lane, slots, _ in jobs], below=True)
-
     def _timed(
         self, kind: Kind, stream: Stream, moved: Many[tuple[HostLane, Many[int]]]
     ) -> AbstractContextManager[None]:
@@ -308,13 +273,13 @@ class HostCopies:
         times = self.core.flight.times
         return nullcontext() if times is None else times.timed(kind, stream, *amounts(moved))
 
-    def run(self, moves: Many[Moves], nodes: list[Node], hold: Hold, way: Literal["down", "up"]) -> Work[Hold]:
-        """Enqueue copies "down" or "up" as one piece of work, after all that ``hold`` is ordered after.
+    def run(self, moves: Many[Moves], nodes: list[Node], hold: Hold, way: Way) -> Work[Hold]:
+        """Enqueue copies as one piece of work, after all that ``hold`` is ordered after.
 
         The copies write data of ``nodes``. An inline stream raises here; then nobody may read what was copied.
         """
         flight = self.core.flight
-        stream, before = self.stream(way, hold.fence), flight.launched
+        stream, before = self.stream("up" if way == "up" else "down", hold.fence), flight.launched
         try:
             work = flight.begin()
             work.stream, work.since = stream, stream.tick
@@ -332,26 +297,26 @@ class HostCopies:
         if not work.over:
             work.followers = [hold]
             written: list[tuple[Lane, set[int]]] = [
-                (mine.lane if way == "down" else mine.lane.device, set(mine.dst)) for mine in moves
+                (mine.lane.device if way == "up" else mine.lane, set(mine.dst)) for mine in moves
             ]
-            self.core.unwritten.add(work, hold, nodes, written, below=way == "down")
+            self.core.unwritten.add(work, hold, nodes, written, below=way != "up")
         return work
 
-    def end(self, before: int, way: str) -> None:
+    def end(self, before: int, way: Way) -> None:
         """End all open work with a number above ``before``."""
         flight = self.core.flight
         for work in flight.works[:]:
             if work.number > before and work.event is None and not work.over:
                 flight.end(work, work.stream or self.core.stream(None), (), NAMES[way])
 
-    def _run_one(self, mine: Moves, stream: Stream, way: str, group: tuple[int, ...]) -> None:
+    def _run_one(self, mine: Moves, stream: Stream, way: Way, group: tuple[int, ...]) -> None:
         """Enqueue the copies of one component, for a group of the model's layers or for all."""
         source, target = mine.ends(way)
         source.orderly = target.orderly = self._orderly
         target.enter(mine.dst, Stage.WRITING)
         try:
             copy = partial(copy_between, source, tuple(mine.src), target, tuple(mine.dst), *group)
-            enqueue(stream, repr(NAMES[way]), copy)
+            enqueue(stream, repr(NAMES[way]), mine.write or copy)
         except PrefixloomError:
             mine.raised = True
             raise
@@ -359,7 +324,7 @@ class HostCopies:
         watcher = self.core.watcher
         if watcher is not None:
             watcher.accessed(stream, f"copy {way} of {mine.lane.device.pool.name}", target, mine.src, mine.dst, source)
-        if way == "down":
+        if way != "up":
             target.enter(mine.dst, Stage.PUBLISHED)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 from ..contract.composition import Composition, Part, TierPart
 from ..contract.policy import serving
@@ -317,21 +317,49 @@ class HostStates(HostLane):
             self.drop_cell(cell)
 
 
-class Moves:
-    """The copies of one component between its two pools."""
+class Pins:
+    """The cells that must not be evicted during an operation. Leaving the block unpins them."""
 
-    __slots__ = ("dst", "lane", "raised", "src")
+    __slots__ = ("_held",)
+
+    def __init__(self) -> None:
+        self._held: list[tuple[Any, Any]] = []
+
+    def add(self, lane: Any, cell: Any) -> None:
+        lane.pin(cell)
+        self._held.append((lane, cell))
+
+    def __enter__(self) -> Pins:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for lane, cell in reversed(self._held):
+            lane.unpin(cell)
+
+
+Way = Literal["down", "up", "fetch"]
+"""Where copies go: to the host, to the device, or from what a store brought to the host."""
+
+
+class Moves:
+    """The copies of one component: from slots ``src`` of one of its pools to slots ``dst`` of the other.
+
+    ``write`` writes what a store brought into ``dst``; then there is no ``src``.
+    """
+
+    __slots__ = ("dst", "lane", "raised", "src", "write")
 
     def __init__(self, lane: HostLane) -> None:
         self.lane = lane
         self.src: list[int] = []
         self.dst: list[int] = []
+        self.write: Callable[[], object] | None = None
         self.raised = False
 
-    def ends(self, way: str) -> tuple[Pool, Pool]:
-        """The pools that copies "down" or "up" read and write."""
+    def ends(self, way: Way) -> tuple[Pool, Pool]:
+        """Return the pools that copies of this way read and write."""
         host, device = self.lane.pool, self.lane.device.pool
-        return (device, host) if way == "down" else (host, device)
+        return (host if way == "fetch" else device, host) if way != "up" else (host, device)
 
     def take_back(self, nodes: Iterable[Node]) -> None:
         """Give back host slots that were never written, whether ``nodes`` have them already or not."""

@@ -31,7 +31,7 @@ from ..tree.paged_reach import Pages, overlap
 from ..tree.radix import Node, climb
 from ..tree.state_lane import CodedLane, StateLane
 from .host_copies import HostCopies
-from .host_lane import HostLane, Moves
+from .host_lane import HostLane, Moves, Pins
 from .transfer_hooks import plan_of, proposed
 
 
@@ -51,26 +51,6 @@ class Lacking:
         self.src: list[int] = []
         self.run: list[Node] = []
         self.slots: array[int] = array("i")
-
-
-class Pins:
-    """The cells that must not be evicted during an operation. Leaving the block unpins them."""
-
-    __slots__ = ("_held",)
-
-    def __init__(self) -> None:
-        self._held: list[tuple[Any, Any]] = []
-
-    def add(self, lane: Any, cell: Any) -> None:
-        lane.pin(cell)
-        self._held.append((lane, cell))
-
-    def __enter__(self) -> Pins:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for lane, cell in reversed(self._held):
-            lane.unpin(cell)
 
 
 def lacking(lane: Lane, host: HostLane, node: Node, pins: Pins, wanted: Pages) -> Lacking:

@@ -31,8 +31,7 @@ from ..storage.keys import root_link
 from ..tree.lane import PageLane
 from ..tree.radix import Node
 from .consensus import LocalConsensus
-from .host_copies import Job
-from .host_lane import HostLane, Moves
+from .host_lane import HostLane, Moves, Pins
 from .pieces import SLICE, Piece, Spares, calls_of, chain, checked, pages_of, piece_key, slices, spans_of, total
 from .restore import restore_more
 from .store_link import StoreLink
@@ -422,18 +421,15 @@ def place(fetch: Fetch, brought: Brought, whole: bool) -> None:
     add_nodes(core, root, key[: upto * width], upto, run)
     for node in run:
         node.leases += 1  # it may hold nothing yet, or lose what it holds when room is made
-    pinned: list[tuple[HostLane, Any]] = []
     try:
-        for lane in lanes:  # making room must not evict the path itself
-            for node in run:
-                cell = node.cells[lane.index]
-                if cell is not None and lane.closed_upward:
-                    lane.pin(cell)
-                    pinned.append((lane, cell))
-        _fill(fetch, run, brought, pinned)  # what lies deeper has no node here
+        with Pins() as pins:
+            for lane in lanes:  # making room must not evict the path itself
+                for node in run if lane.closed_upward else ():
+                    cell = node.cells[lane.index]
+                    if cell is not None:
+                        pins.add(lane, cell)
+            _fill(fetch, run, brought, pins)  # what lies deeper has no node here
     finally:
-        for lane, cell in pinned:
-            lane.unpin(cell)
         for node in (*reversed(run), root):
             node.leases -= 1
             core.index.prune(node)
@@ -450,46 +446,35 @@ def _path_end(fetch: Fetch, brought: Brought) -> int:
     return min(ends, default=0) // page * page
 
 
-def _fill(fetch: Fetch, run: list[Node], brought: Brought, pinned: list[tuple[HostLane, Any]]) -> None:
+def _fill(fetch: Fetch, run: list[Node], brought: Brought, pins: Pins) -> None:
     """Take host slots for what arrived, enter them at the nodes of ``run``, and enqueue the writes of their content."""
     link, copies = fetch.link, fetch.link.copies
     hold = standing_for_copies(link.core)
-    jobs: list[Job] = []
-    taken: list[Moves] = []
+    moves: list[Moves] = []
     try:
         for lane in copies.lanes:
+            moves.append(Moves(lane))
+            filled: list[Any] = []
             mine = {piece.start: answer.payload for piece, answer in brought if piece.lane is lane}
             for node in run:
                 places, payloads = _missing(lane, node, mine)
-                if not places:
+                is_new = node.cells[lane.index] is None
+                if not places or not copies.reserve(moves[-1], node, places, pins):
                     continue
-                cell = node.cells[lane.index]
-                if cell is not None:  # making room must not evict the cell itself
-                    lane.pin(cell)
-                    pinned.append((lane, cell))
-                slots = copies.take(lane, len(places))
-                if slots is None:
-                    copies.dropped += 1
-                    continue
-                taken.append(Moves(lane))
-                taken[-1].dst = slots.tolist()
-                lane.add(node, places, slots)
-                if cell is None:
+                filled += payloads
+                if is_new and fetch.store is link.store:
                     cell = node.cells[lane.index]
-                    lane.pin(cell)
-                    pinned.append((lane, cell))
-                    if fetch.store is link.store:
-                        cell.store, cell.stored = link.attached, cell.places
-                write = partial(_write, link.spares, lane.pool, taken[-1].dst, payloads)
-                jobs.append((lane, taken[-1].dst, write))
+                    cell.store, cell.stored = link.attached, cell.places
+            moves[-1].write = partial(_write, link.spares, lane.pool, moves[-1].dst, filled)
         hold.take_fence(link.core.flight)
-        if jobs:
-            copies.bring(jobs, run, hold)
+        moving = [each for each in moves if each.dst]
+        if moving:
+            copies.run(moving, run, hold, "fetch")
     except PrefixloomError:
-        for each in taken:
+        for each in moves:
             each.take_back(run)
         raise
-    copies.fetched += sum(len(filled) for _, filled, _ in jobs)
+    copies.fetched += sum(len(each.dst) for each in moves)
 
 
 def _missing(lane: HostLane, node: Node, mine: dict[int, Any]) -> tuple[list[int], list[Any]]:
