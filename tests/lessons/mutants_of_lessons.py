@@ -22,10 +22,10 @@ from prefixloom.operations.state import Hold, Running
 from prefixloom.operations.step import Step
 from prefixloom.operations.unwritten import Unwritten
 from prefixloom.tree.holdings import PageHolding, SteppedHolding
-from prefixloom.tree.lane import Lane, PageLane
+from prefixloom.tree.lane import PageLane
 from prefixloom.tree.path_lane import PathLane
+from prefixloom.tree.scatter_lane import ScatterLane
 from prefixloom.tree.state_lane import StateLane
-from prefixloom.tree.window_lane import WindowLane
 from tests.support.helpers import free_at_once
 
 Mutant = Callable[[pytest.MonkeyPatch], None]
@@ -33,9 +33,9 @@ Mutant = Callable[[pytest.MonkeyPatch], None]
 # ---------------------------------------------------------------- lesson 1
 
 
-def released_to_the_root(self: WindowLane, record: Any, recent: bool = True) -> None:
+def released_to_the_root(self: ScatterLane, record: Any, recent: bool = True) -> None:
     """No boundary token: every window lock up to the root goes down, whoever took it."""
-    node = record[0]
+    node = record[0][0].node
     while node.parent is not None:
         cell = node.cells[self.index]
         if cell is not None and cell.locks:
@@ -60,16 +60,16 @@ def while_opening(patch: pytest.MonkeyPatch, *changes: tuple[type, str, Any]) ->
 
 def the_temporary_pin_walks_to_the_root(patch: pytest.MonkeyPatch) -> None:
     """The lease that a match takes while it looks for a free state slot is given up without its boundary."""
-    while_opening(patch, (WindowLane, "release", released_to_the_root))
+    while_opening(patch, (ScatterLane, "release", released_to_the_root))
 
 
 def every_release_walks_to_the_root(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(WindowLane, "release", released_to_the_root)
+    patch.setattr(ScatterLane, "release", released_to_the_root)
 
 
 def the_temporary_pin_is_not_released(patch: pytest.MonkeyPatch) -> None:
     """The other way to get it wrong: the exit that finds no slot forgets the pin."""
-    lanes = (PathLane, WindowLane, StateLane)
+    lanes = (PathLane, ScatterLane, StateLane)
     while_opening(patch, *((lane, "release", lambda self, record, recent=True: None) for lane in lanes))
 
 
@@ -84,16 +84,16 @@ def a_part_is_released_twice(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_split_forgets_who_holds_the_upper_half(patch: pytest.MonkeyPatch) -> None:
-    divide = WindowLane.divide
+    divide = ScatterLane.divide
 
-    def forgetful(self: WindowLane, upper: Any, lower: Any) -> None:
+    def forgetful(self: ScatterLane, upper: Any, lower: Any) -> None:
         divide(self, upper, lower)
         cell = upper.cells[self.index]
         if cell is not None and cell.locks:
             cell.locks = 0
             self._settle(cell, True)
 
-    patch.setattr(WindowLane, "divide", forgetful)
+    patch.setattr(ScatterLane, "divide", forgetful)
 
 
 def running_out_of_states_is_an_assertion(patch: pytest.MonkeyPatch) -> None:
@@ -178,19 +178,19 @@ def what_arrived_absent_is_freed_too(patch: pytest.MonkeyPatch) -> None:
 
 def an_evicted_window_is_freed_again_at_the_end(patch: pytest.MonkeyPatch) -> None:
     """What was let go early stays in the table, and goes with the sequence a second time."""
-    forget = WindowLane._forget
+    forget = ScatterLane._forget
 
-    def remembering(self: WindowLane, holding: Any, page: int) -> None:
-        kept = array("i", holding.table), holding.base, holding.owned
-        forget(self, holding, page)
-        holding.table, holding.base, holding.owned = kept
+    def remembering(self: ScatterLane, holding: Any, *where: Any) -> None:
+        kept = array("i", holding.table), holding.owned
+        forget(self, holding, *where)
+        holding.table, holding.owned = kept
 
-    patch.setattr(WindowLane, "_forget", remembering)
+    patch.setattr(ScatterLane, "_forget", remembering)
 
 
 def a_tail_gets_the_slots_of_all(patch: pytest.MonkeyPatch) -> None:
     """Tail grants that are none: slots for every position, whatever was needed."""
-    patch.setattr(WindowLane, "needed_pages", PageLane.needed_pages)
+    patch.setattr(ScatterLane, "needed_pages", PageLane.needed_pages)
 
 
 # ---------------------------------------------------------------- lesson 2
@@ -336,7 +336,7 @@ def readers_do_not_come_after_what_they_read(patch: pytest.MonkeyPatch) -> None:
 
 
 def what_a_failed_step_published_stays(patch: pytest.MonkeyPatch) -> None:
-    for lane in (PathLane, WindowLane, StateLane):
+    for lane in (PathLane, ScatterLane, StateLane):
         patch.setattr(lane, "retract", lambda self, node, slots: None)
 
 
@@ -361,7 +361,6 @@ def a_donation_is_a_copy(patch: pytest.MonkeyPatch) -> None:
         holding.slot, holding.ready = kept
 
     patch.setattr(StateLane, "adopt", adopt)
-    patch.setattr(StateLane, "hand_over", Lane.hand_over)  # its fast path adopts by itself
 
 
 # ---------------------------------------------------------------- retention
@@ -374,19 +373,19 @@ def a_window_is_freed_that_a_checkpoint_still_needs(patch: pytest.MonkeyPatch) -
 
 def a_copied_source_is_not_covered(patch: pytest.MonkeyPatch) -> None:
     """The state that a match found may be evicted before it was copied."""
-    release = StateLane.release
+    acquire, release = StateLane.acquire, StateLane.release
 
-    def begin(self: StateLane, node: Any) -> tuple[Any, Any]:
-        cell, holding = self.acquire(node), self.open(node)
+    def acquire_for_a_moment(self: StateLane, node: Any) -> Any:
+        cell = acquire(self, node)
         if cell is not None:
             release(self, cell)
-        return cell, holding
+        return cell
 
     def release_what_is_covered(self: StateLane, cover: Any, recent: bool = True) -> None:
         if cover.locks:
             release(self, cover, recent)
 
-    patch.setattr(StateLane, "begin", begin)
+    patch.setattr(StateLane, "acquire", acquire_for_a_moment)
     patch.setattr(StateLane, "release", release_what_is_covered)
 
 

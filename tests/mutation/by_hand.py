@@ -27,8 +27,7 @@ BY_HAND = (
     Fragment("the branch is where the state was", MATCH, "search", "branch = paged", "branch = boundary"),
     Fragment("the last claim of a branch wins", MATCH, "claims_at", "max(match.branch or 0, claim.branch // page * page)", "claim.branch // page * page"),
     # recency when a leaf is computed again
-    Fragment("a leaf that is computed again by a sequence that ends is not recent", PATH, "PathLane.hand_over", "self.queue.touch(up)", ""),
-    Fragment("a leaf that is computed again beside a plugin is not recent", PATH, "PathLane.finish", "self.queue.touch(cell)", ""),
+    Fragment("a leaf that is computed again is not recent", PATH, "PathLane.finish", "self.release(self.acquire(run[-1]))", ""),
     Fragment("a tail that is computed again is not recent", PARTIAL, "PartialLane._merge", "if cell.next is not None:\n    self.queue.touch(cell)", ""),
     Fragment("a lease that was not used makes its leaf recent", PATH, "PathLane.release", "self.queue.add_first(cover)", "self.queue.add(cover)"),
     # parents of victims that a plugin keeps

@@ -25,7 +25,7 @@ from prefixloom.testing.schedules.explore import ExplorationReport as Report
 from prefixloom.testing.schedules.explore import ExploredStream, explore, touch
 from prefixloom.testing.schedules.explore import ScheduleRun as Run
 from prefixloom.testing.schedules.watch import Watch
-from prefixloom.tree.window_lane import WindowLane
+from prefixloom.tree.partial_lane import PartialLane
 from tests.support.helpers import cache_of
 
 MORE = bool(os.environ.get("PREFIXLOOM_EXPLORE"))
@@ -273,7 +273,7 @@ class World:
                 for back, page in enumerate(reversed(pages)):
                     end = len(tokens) - back * PAGE
                     if page < 0:
-                        assert isinstance(lane, WindowLane)
+                        assert isinstance(lane, PartialLane)
                         continue
                     got, right = buffer[page].tolist(), held[kind][end - PAGE : end]
                     assert got == right, f"{lane.name}: page {page}, the tokens before {end} of {tokens}, is another"

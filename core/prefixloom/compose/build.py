@@ -33,7 +33,6 @@ from ..tree.partial_lane import PartialLane
 from ..tree.path_lane import PathLane
 from ..tree.scatter_lane import ScatterLane
 from ..tree.state_lane import CodedLane, StateLane
-from ..tree.window_lane import WindowLane
 from .registry import Registry
 
 
@@ -125,15 +124,12 @@ def make_lane(composition: Composition, index: int, tensors: Mapping[str, Any] |
 
 
 def lane_for(index: int, part: Part, pool: Pool, queue: Queue, composition: Composition) -> Lane:
-    """The lane that serves a part's reach: the narrowest, hence fastest, that is right for it."""
+    """Return the lane of a part's kind of reach: a boundary, a whole path, or any other positions."""
     reach = part.reach
     if reach.unit == "boundary":
         return StateLane(index, part, pool, queue, composition.page, composition.max_rewind)
     if reach.closed_upward:
         return PathLane(index, part, pool, queue, composition.page)
-    shape = reach.shape
-    if shape is not None and not shape.head and part.hooks.acquire_component_lock is None:
-        return WindowLane(index, part, pool, queue, composition.page)
     return ScatterLane(index, part, pool, queue, composition.page)
 
 

@@ -23,7 +23,6 @@ from ..tree.keys import numbers_in
 from ..tree.lane import Lane
 from ..tree.partial_lane import PartialLane
 from ..tree.radix import Node, Root
-from ..tree.scatter_lane import ScatterLane
 
 Rows = Many[tuple[Running, int, int]]
 
@@ -374,13 +373,9 @@ def covered_nodes(lane: Lane, record: Any) -> list[Node]:
     """The nodes whose cells a lease's cover locks."""
     if lane.unit == "boundary" or lane.part.reach.closed_upward:
         return [record.node]
-    if isinstance(lane, ScatterLane):
-        edges = [(cell.node, start) for cell, start in record]
-    else:
-        node, covered = record
-        edges = [(node, node.end - covered)]
     found = []
-    for node, start in edges:
+    for cell, start in record:
+        node = cell.node
         while node.end > start:
             found.append(node)
             node = node.parent

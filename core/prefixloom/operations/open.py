@@ -47,21 +47,17 @@ def open_at(core: Core, match: Match, label: str, priority: int, until: float, *
     try:
         for lane in shape.page_lanes:
             i = lane.index
-            if receipts is None:
-                covers[i], held[i] = lane.begin(node)
-            else:
-                held[i] = lane.open(node)
-                covers[i] = cover(lane, node, receipts[i])
+            held[i] = lane.open(node)
+            covers[i] = cover(lane, node, None if receipts is None else receipts[i])
     except PrefixloomError:  # a reach that is plain Python may raise
         uncover(core, covers)
         raise
     for point in shape.state_lanes:
         i = point.index
+        state = held[i] = point.open(node)
         if arrives:
-            held[i] = point.open(node)
             continue
-        cell, state = point.begin(node)
-        covers[i], held[i] = cell, state
+        cell = covers[i] = point.acquire(node)
         if with_slots:
             point.start(state)
         fills.append((point, state, "clear", CLEAR) if cell is None else (point, state, point.taken, cell.data))

@@ -237,19 +237,13 @@ def _publish_stop(core: Core, running: Running, upto: int, end: int, ends: bool)
                 break
     run = nodes_for(core, running, upto)
     try:
-        if giving is shape.in_order and (runs_on or at_once):
-            for each in giving:
-                i = each.index
-                covers[i] = each.hand_over(run, held[i], covers[i], at_once)
-        else:
-            for each in shape.in_order:
-                i = each.index
-                receipt = None if receipts is None else receipts[i]
-                cover = covers[i]
-                if each in giving:
-                    each.adopt(run, held[i])
-                covers[i] = _cover_anew(each, run, held[i], cover, runs_on, at_once, receipt)
-            running.receipts = receipts
+        for each in shape.in_order:
+            i = each.index
+            receipt = None if receipts is None else receipts[i]
+            if each in giving:
+                each.adopt(run, held[i])
+            covers[i] = _cover_anew(each, run, held[i], covers[i], runs_on, at_once, receipt)
+        running.receipts = receipts
         if at_once:
             _end(core, running, run[-1])
         else:
@@ -269,7 +263,7 @@ def _publish_stop(core: Core, running: Running, upto: int, end: int, ends: bool)
 def _cover_anew(
     lane: Lane, run: list[Node], holding: Any, cover: Any, runs_on: bool, at_once: bool, receipt: Receipt | None
 ) -> Any:
-    """The second part of ``hand_over``, of a lane that may have kept what it has, or whose plugin wants more covered.
+    """Cover what the sequence needs at the end of ``run`` instead of ``cover``, and what its plugin wants besides.
 
     A sequence that ends, but not at once, covers pages until what follows from its publication is done; a state is
     covered only where a sequence that runs on goes on with a copy of it.

@@ -155,28 +155,11 @@ class Lane(Generic[C, H]):
         """A holding that reads what a lease at ``node`` covers."""
         raise NotImplementedError
 
-    def begin(self, node: Node) -> tuple[C | None, H]:
-        """``acquire`` and ``open``. If the reach raises, nothing is covered."""
-        holding = self.open(node)
-        return self.acquire(node), holding
-
-    def hand_over(self, run: list[Node], holding: H, cover: C | None, ends: bool) -> C | None:
-        """Move what ``holding`` owns of the positions of ``run`` into cells; cover their end instead of ``cover``.
-
-        ``run``: nodes one below the other, from where the holding begins to own. ``ends``: the sequence ends there, so
-        that nothing is covered any more, and all else that it owns is given back.
-        """
-        self.adopt(run, holding)
-        if ends:
-            self.finish(run, cover)
-            self.close(holding)
-            return None
-        return self.follow(run, holding, cover)
-
     def adopt(self, run: list[Node], holding: H) -> None:
-        """The first part of ``hand_over``: cells take what is owned, and a duplicate of what is there is freed.
+        """Move the pages that ``holding`` owns of the positions of ``run`` into cells, and free duplicates.
 
-        What may go now stands in the queue, but for the end of a path: ``follow``, ``finish`` or ``line_up`` come next.
+        ``run``: nodes one below the other, from where the holding begins to own. Call ``follow``, ``finish`` or
+        ``line_up`` next: the end of a path stands in no queue yet.
         """
         raise NotImplementedError
 

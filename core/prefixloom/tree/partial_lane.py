@@ -303,17 +303,6 @@ class PartialLane(PageLane[C, R]):
             self.queue.forget(cell)
 
     # ------------------------------------------------------------ handing over
-    def hand_over(self, run: list[Node], holding: R, cover: C | None, ends: bool) -> C | None:
-        """Fast path where the sequence ends: all new cells are in the queue."""
-        if not ends:
-            return super().hand_over(run, holding, cover, ends)
-        self.adopt(run, holding)
-        if cover is not None:
-            self.release(cover)
-        if len(holding.table) + holding.base > holding.owned:
-            self.close(holding)
-        return None
-
     def adopt(self, run: list[Node], holding: R) -> None:
         """Each cell counts as used when its turn comes, new or not: so what lies above goes first.
 
@@ -352,7 +341,7 @@ class PartialLane(PageLane[C, R]):
         else:
             self.queue.add_first(cell)
 
-    def _hang(self, node: Node, mine: bytes, first: int, low: int, whole: bool, locks: int = 0) -> PartialCell | None:
+    def _hang(self, node: Node, mine: bytes, first: int, low: int, whole: bool) -> PartialCell | None:
         """Make a cell of the sequence's last pages of the edge, from page ``first`` on, if any is present.
 
         The cell stands in no queue yet. ``low`` is the first position that the node's end needs. ``whole``: all of the
@@ -366,7 +355,7 @@ class PartialLane(PageLane[C, R]):
                 return None
             if pages * ID_BYTES != len(mine):
                 self._gapped = True
-        cell = PartialCell(node, mine, pages, locks)
+        cell = PartialCell(node, mine, pages)
         node.cells[self.index] = cell
         self.in_tree += pages
         if self.recorder is not None:

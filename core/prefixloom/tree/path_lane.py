@@ -10,7 +10,6 @@ from __future__ import annotations
 from array import array
 from typing import Any
 
-from ..contract.queues import ListQueue
 from ..contract.reach import Interval
 from ..device.pool import ABSENT_BYTES, ID_BYTES
 from .holdings import PageHolding, without_absent
@@ -117,75 +116,6 @@ class PathLane(PageLane[PathCell, PageHolding]):
     def open(self, node: Node) -> PageHolding:
         return PageHolding(self.row(node, node.end), 0, node.end // self.page)
 
-    def begin(self, node: Node) -> tuple[PathCell, PageHolding]:
-        """In one walk: a sequence opens where the path is held."""
-        cover: PathCell = node.cells[self.index]
-        if cover.next is not None:
-            self.queue.remove(cover)
-        locks = cover.locks
-        cover.locks = locks + 1
-        above = cover
-        parts = [cover.data]
-        if not locks:
-            while not locks:
-                above = above.up
-                parts.append(above.data)
-                locks = above.locks
-                above.locks = locks + 1
-            self.leased += (node.end - above.node.end) // self.page
-        above = above.up
-        while above is not None:
-            parts.append(above.data)
-            above = above.up
-        parts.reverse()
-        return cover, PageHolding(b"".join(parts), 0, node.end // self.page)
-
-    def hand_over(self, run: list[Node], holding: PageHolding, cover: PathCell | None, ends: bool) -> PathCell | None:
-        """Fast path where the run begins at the cover: one walk. Where the sequence ends, duplicates are only freed,
-        since nobody reads the table any more.
-        """
-        i = self.index
-        page = self.page
-        first = holding.owned
-        above = run[0].parent
-        if cover is None or cover.node is not above or first != above.end // page:
-            return super().hand_over(run, holding, cover, ends)
-        table = holding.table
-        up = cover
-        for node in run:
-            last = node.end // page
-            cell: PathCell = node.cells[i]
-            if cell is None:
-                cell = PathCell(node, table[first:last].tobytes(), up)
-                up.below += 1
-                node.cells[i] = cell
-                self.in_tree += last - first
-                if self.recorder is not None:
-                    self.recorder.changed(self, node, None, cell.data)
-            else:
-                self._give_duplicates(table[first:last].tobytes())
-                if not ends:
-                    table[first:last] = array("i", cell.data)
-                    holding.change(first)
-            up = cell
-            first = last
-        holding.owned = first
-        if ends:
-            if not up.locks:  # else a lease covers it
-                if up.next is None:
-                    self.queue.add(up)
-                else:
-                    self.queue.touch(up)
-            self._uncover(cover)
-            if len(table) > first:
-                self.close(holding)
-            return None
-        if up.up is cover and not up.locks and up.next is None:  # a leaf below the cover
-            up.locks = 1  # and what the lease had of the cover is its covered child's
-            self.leased += (up.node.end - above.end) // page
-            return up
-        return self._move_down(run, cover)
-
     def adopt(self, run: list[Node], holding: PageHolding) -> None:
         """Nothing, if the path above has a hole: residency stays closed upward."""
         i = self.index
@@ -218,31 +148,11 @@ class PathLane(PageLane[PathCell, PageHolding]):
         """The tree has these pages already. An engine that hands in what lies behind them has none of its own."""
         self.pool.give(mine if ABSENT_BYTES not in mine else without_absent(mine))
 
-    def follow(self, run: list[Node], holding: PageHolding, cover: PathCell | None) -> PathCell:
-        """What is covered below ``cover`` keeps it covered. Above the end of ``run`` no cell may go."""
-        assert cover is not None
-        return self._move_down(run, cover)
-
-    def _move_down(self, run: list[Node], cover: PathCell) -> PathCell:
-        new = self.acquire(run[-1])
-        cover.locks -= 1
-        return new
-
     def finish(self, run: list[Node], cover: PathCell | None) -> None:
-        assert cover is not None
-        cell: PathCell | None = run[-1].cells[self.index]
-        if cell is not None and not cell.locks:  # else it is not shared, or a lease covers it
-            if cell.next is None:
-                self.queue.add(cell)
-            else:
-                self.queue.touch(cell)
-        self._uncover(cover)
-
-    def close(self, holding: PageHolding) -> None:
-        table = holding.table
-        if len(table) > holding.owned:
-            self.pool.give(table[holding.owned :].tobytes())
-            holding.owned = len(table)
+        """Uncover the path as if the sequence had covered the end of ``run``: that was used just now."""
+        self.release(self.acquire(run[-1]))
+        if cover is not None:
+            self.release(cover)
 
     # ------------------------------------------------------------ cells
     def divide(self, upper: Node, lower: Node) -> None:
@@ -284,38 +194,6 @@ class PathLane(PageLane[PathCell, PageHolding]):
         return not cell.locks and not cell.below
 
     # ------------------------------------------------------------ eviction
-    def evict(self, count: int, freed: list[Node]) -> int:
-        queue = self.queue
-        if queue.__class__ is not ListQueue:  # one that is told of each
-            return super().evict(count, freed)
-        i = self.index
-        wanted = count * ID_BYTES
-        got = 0
-        gone: list[bytes] = []
-        while got < wanted:
-            cell: Any = queue.pop()
-            if cell is None:
-                break
-            while not cell.below:  # else an inner anchor, which returns when its last child has gone
-                data = cell.data
-                gone.append(data)
-                got += len(data)
-                node = cell.node
-                node.cells[i] = None
-                freed.append(node)
-                if self.recorder is not None:
-                    self.recorder.changed(self, node, data, None)
-                cell = cell.up
-                below = cell.below = cell.below - 1
-                if below or cell.locks or cell.next is not None:
-                    break
-                if got >= wanted:  # a parent left childless is the next victim, unless its own use was later
-                    queue.add_first(cell)
-                    break
-        if gone:
-            got = self._give_all(gone)
-        return got
-
     def fall(self, nodes: list[Node], lost: Lane[Any, Any]) -> None:
         """Nodes come from the leaves up: a parent left childless is the next, and one with children stays for them."""
         for node in nodes:

@@ -1,7 +1,7 @@
-"""Scatter lane: page components whose needs are several intervals, have no closed form, or are widened by a hook.
+"""Scatter lane: page components whose boundaries need any positions, such as windows, chunks, sinks or unions.
 
-It works as the window lane does, but with intervals instead of a first position, so it is correct for any reach. A
-lease's cover has the node-aligned ranges that it covers, since what lies between them is not covered.
+What a boundary needs are intervals of pages (``paged_reach``). A lease covers the cells whose edges have some of these
+pages, and its cover lists them, since cells that lie between them are not covered.
 """
 
 from __future__ import annotations
@@ -96,12 +96,6 @@ class ScatterLane(PartialLane[ScatterCover, ScatterHolding]):
     # ------------------------------------------------------------ a sequence's way
     def open(self, node: Node) -> ScatterHolding:
         return self._holding(self._cells(node, self.paged.outlook[node.end]), node.end)
-
-    def begin(self, node: Node) -> tuple[ScatterCover | None, ScatterHolding]:
-        """In one walk: the cells that are read are those that are covered."""
-        cells = self._cells(node, self.paged.outlook[node.end])
-        holding = self._holding(cells, node.end)
-        return self._cover(cells), holding
 
     def _holding(self, cells: ScatterCover, end: int) -> ScatterHolding:
         holding = ScatterHolding(self._read(cells, end), 0, end // self.page)

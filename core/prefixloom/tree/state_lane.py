@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 
 from ..contract.composition import Part
-from ..contract.queues import ListQueue, Queue
+from ..contract.queues import Queue
 from ..contract.reach import Interval
 from ..device.codecs import Coder
 from ..device.pool import NO_SLOT, Pool
@@ -192,40 +192,6 @@ class StateLane(Lane[StateCell, Any]):
             and holding.as_of == boundary
             and not any(track.as_of == boundary for track in holding.tracks)
         )
-
-    def hand_over(
-        self, run: list[Node], holding: StateHolding, cover: StateCell | None, ends: bool
-    ) -> StateCell | None:
-        """Fast path where a running state that the tree lacks is all that it has. A queue that may count uses must hear
-        of a state that is covered at once. ``cover`` is None: what the sequence began with was copied before more was
-        computed.
-        """
-        node = run[-1]
-        i = self.index
-        if (
-            holding.tracks
-            or node.cells[i] is not None
-            or holding.as_of != node.end
-            or not holding.complete
-            or (ends and self.per_sequence > 1)
-            or (not ends and self.queue.__class__ is not ListQueue)
-        ):
-            return super().hand_over(run, holding, cover, ends)
-        cell = StateCell(node, holding.slot)
-        node.cells[i] = cell
-        self.in_tree += 1
-        if self.recorder is not None:
-            self.recorder.changed(self, node, None, cell.data)
-        holding.slot = NO_SLOT
-        holding.ready = False
-        if ends:
-            self.queue.add(cell)
-            self._judge_above(node)
-            return None
-        cell.locks = 1
-        self.leased += 1
-        self._judge_above(node)
-        return cell
 
     def adopt(self, run: list[Node], holding: StateHolding) -> None:
         """A publication ends where the running state stands; what was tracked may lie before.
@@ -411,11 +377,6 @@ class CodedLane(StateLane):
 
     def donates(self, holding: StateHolding, boundary: int) -> bool:
         return False
-
-    def hand_over(
-        self, run: list[Node], holding: StateHolding, cover: StateCell | None, ends: bool
-    ) -> StateCell | None:
-        return Lane.hand_over(self, run, holding, cover, ends)
 
     def adopt(self, run: list[Node], holding: StateHolding) -> None:
         self._adopt_tracks(run, holding)
