@@ -1,6 +1,6 @@
 """Eviction policies on a trace of blocks, beside LRU and the offline optimum: the token hit rate of each.
 
-python -m bench.lab.policies conversation_trace.jsonl.gz --block 512 --capacity 1000 3000 --policy adaptive arc
+python -m bench.lab.policies conversation_trace.jsonl.gz --block 512 --capacity 1000 3000 --policy adaptive slru
 
 A block of the trace is one token here, and one page, in a cache with full attention alone: a miss-ratio curve of a long
 trace takes seconds. Whole blocks only, one request after the other, published every 2,048 tokens of the trace. A prompt
@@ -20,19 +20,16 @@ import json
 import random
 import time
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path as File
 
 import attrs
 
-from prefixloom import Buffer, Component, EvictionPolicy, Manifest, Path, Queue, Traffic, compose
+from prefixloom import Buffer, Component, EvictionPolicy, Manifest, Path, Traffic, compose
 from prefixloom.lab import SyntheticTrace
 from prefixloom.lab.bounds import chained, optimum
-from prefixloom_policies.adaptive import AdaptiveQueue
+from prefixloom_policies.adaptive import NEW, AdaptiveQueue
 from prefixloom_policies.cells import Prints
-from prefixloom_policies.gdsf import KNEE, GreedyDualQueue
-from prefixloom_policies.reuse import NEW, ReuseQueue
-from prefixloom_policies.tail import ADDED, THRESHOLD, TailQueue
 
 CHUNK = 2048
 Prompts = list[list[int]]
@@ -55,16 +52,11 @@ class BlockTrace:
         return cls(chained(paths), sum(row["input_length"] for row in rows), block)
 
     def scaled(self, policy: str) -> str | EvictionPolicy:
-        """The policy with its figures in blocks, as tokens are blocks here."""
-        block = self.block
-        new = [each // block for each in NEW]
-        makers: dict[str, Callable[[], Queue]] = {
-            "reuse": lambda: ReuseQueue(8, new),
-            "adaptive": lambda: AdaptiveQueue(8, new),
-            "tlru": lambda: TailQueue(THRESHOLD // block, ADDED // block),
-            "gdsf": lambda: GreedyDualQueue(KNEE // block),
-        }
-        return EvictionPolicy(f"{policy} by blocks", make=makers[policy]) if policy in makers else policy
+        """Return the policy with its figures in blocks, as tokens are blocks here."""
+        new = [each // self.block for each in NEW]
+        return (
+            EvictionPolicy("adaptive by blocks", make=lambda: AdaptiveQueue(8, new)) if policy == "adaptive" else policy
+        )
 
     def hit_rate(self, policy: str, capacity: int) -> float:
         """The part of all tokens that a cache of ``capacity`` blocks hits."""
@@ -146,7 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if options.made is (options.trace is not None):
         parser.error("give a trace, or --made")
-    Prints.stride = Prints.head = 1  # a token is a block, so that each one counts
+    Prints.stride = 1  # a token is a block, so that each one counts
     if options.made:
         for name, made, capacities in MadeTraces():
             compare(name, made, capacities, options.policy)

@@ -14,7 +14,7 @@ from .contract.hookspecs import hookimpl
 from .contract.identity import Identity
 from .contract.manifest import Buffer, Codec, Manifest, TierManifest, parse_memory
 from .contract.policy import EvictionPolicy
-from .contract.queues import Queue, Use
+from .contract.queues import ListQueue, Queue, Use
 from .contract.reach import Chunk, Path, Point, Reach, Sinks, Tail, Window
 from .contract.shares import owner_of
 from .contract.values import (
@@ -99,6 +99,7 @@ __all__ = [
     "Journal",
     "LayerFacts",
     "Lease",
+    "ListQueue",
     "LocalConsensus",
     "Loss",
     "Manifest",

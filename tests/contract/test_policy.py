@@ -11,7 +11,7 @@ import pytest
 
 from prefixloom import Component, CompositionError, EvictionPolicy, InputError, Path, Point, Reach, Window, hookimpl
 from prefixloom.contract.policy import BUILT_IN
-from prefixloom.contract.queues import KEPT_TURNS, KeyedQueue, Link, ListQueue, PriorityQueue, Queue, Use
+from prefixloom.contract.queues import KEPT_TURNS, KeyedQueue, Link, ListQueue, Queue, RankedQueue, Use
 from tests.support.helpers import cache_of, finish, held, part, path_cache, run, serve, settle
 
 
@@ -225,7 +225,8 @@ def test_priority_keeps_the_higher_and_a_leaf_never_outranks_by_age() -> None:
 
 
 def test_a_priority_lapses_after_turns_without_use_and_a_use_renews_it() -> None:
-    queue = PriorityQueue()
+    queue = BUILT_IN["priority"].queue()
+    assert isinstance(queue, RankedQueue)
     pinned, used, plain = (Cell(number) for number in (1, 4, 3))
     for cell in (pinned, used, plain):
         queue.add(cell)

@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 
 from ..errors import CompositionError
-from .queues import KeyedQueue, Link, ListQueue, PriorityQueue, Queue, Use
+from .queues import KeyedQueue, Link, ListQueue, Queue, RankedQueue, Use
 from .shares import SharedQueue
 
 log = logging.getLogger("prefixloom")
@@ -155,9 +155,9 @@ BUILT_IN: dict[str, EvictionPolicy] = {
     policy.name: policy
     for policy in (
         EvictionPolicy("lru", make=ListQueue),
-        EvictionPolicy("slru", key=lambda use: (use.uses > 1, use.last)),
-        EvictionPolicy("lfu", key=lambda use: (use.uses, use.last)),
-        EvictionPolicy("priority", make=PriorityQueue),
+        EvictionPolicy("slru", make=lambda: RankedQueue(lambda use: use.uses > 1)),
+        EvictionPolicy("lfu", make=lambda: RankedQueue(lambda use: use.uses)),
+        EvictionPolicy("priority", make=lambda: RankedQueue(lambda use: use.priority)),
     )
 }
 

@@ -285,30 +285,31 @@ class KeyedQueue(Queue):
 
 
 KEPT_TURNS = 8
-"""A priority above 0 keeps what nobody uses for so many turns of eviction. In a turn as many cells are evicted as stood
-in the queue when it began."""
+"""A rank above 0 keeps what nobody uses for so many turns of eviction. In a turn as many cells are evicted as stood in
+the queue when it began."""
 
 
-class PriorityQueue(KeyedQueue):
-    """A queue with the lowest priority first, and the least recently used first within a priority.
+class RankedQueue(KeyedQueue):
+    """A queue with the lowest rank first, and the least recently used first within a rank.
 
-    A priority above 0 ends when the cell was not used for ``KEPT_TURNS`` turns. Otherwise one request could pin what it
-    left for ever.
+    A rank above 0 ends when the cell was not used for ``KEPT_TURNS`` turns. Otherwise what was wanted once would stay
+    for ever, and one request could pin what it left.
     """
 
-    __slots__ = ("_began", "_kept", "_left")
+    __slots__ = ("_began", "_kept", "_left", "_rank")
 
-    def __init__(self) -> None:
+    def __init__(self, rank: Callable[[Use], int]) -> None:
         began = self._began = deque([0], KEPT_TURNS)
-        """When the last turns began. What was used last before the first of them has no priority above 0 any more."""
-        self._kept: OrderedDict[Any, None] = OrderedDict()  # by last use, the cells with a priority above 0
+        """When the last turns began. What was used last before the first of them has no rank above 0 any more."""
+        self._kept: OrderedDict[Any, None] = OrderedDict()  # by last use, the cells with a rank above 0
         self._left = 0  # how many more evictions the turn has
-        super().__init__(lambda use: (min(use.priority, 0) if use.last <= began[0] else use.priority, use.last))
+        self._rank = rank
+        super().__init__(lambda use: (min(rank(use), 0) if use.last <= began[0] else rank(use), use.last))
 
     def add(self, cell: Any) -> None:
         super().add(cell)
         self._kept.pop(cell, None)
-        if cell.node.priority > 0:
+        if self._rank(self._use[cell]) > 0:
             self._kept[cell] = None
 
     def forget(self, cell: Any) -> None:

@@ -96,14 +96,6 @@ class Ages:
         if used:
             self._used[kind][at] += 1
 
-    def change(self, visit: Visit, kind: int) -> None:
-        """A visit that goes on is of another class from now on."""
-        if visit.over or visit.kind == kind:
-            return
-        self.end(visit, False)
-        visit.kind, visit.over = kind, False
-        self._alive[kind][self._slice(visit)] += 1
-
     def release(self, visit: Visit) -> None:
         """One cell or mark less knows the path of a visit."""
         visit.held -= 1

@@ -1,4 +1,4 @@
-"""Adaptive: what it knows of an LRU pool, and what it does with states."""
+"""Adaptive: what it knows of an LRU pool, and what it learns."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from plugins.policies.tests.test_policies_in_a_cache import cache_of, serve, text
-from prefixloom import Buffer, Component, EvictionPolicy, Manifest, Point, compose
-from prefixloom.cache.cache import Cache
-from prefixloom_policies.adaptive import PASSED, AdaptiveQueue, AdaptiveStateQueue
+from prefixloom import EvictionPolicy
+from prefixloom_policies.adaptive import AdaptiveQueue
 from prefixloom_policies.ages import Ages, Visit, falling_fit
 from prefixloom_policies.memory import PathMemory
 
@@ -106,73 +105,3 @@ def test_rates_fall_as_near_to_those_seen_as_falling_rates_can() -> None:
     assert falling_fit([4.0, 3.0, 1.0], [1.0] * 3) == pytest.approx([4, 3, 1])
     assert falling_fit([1.0, 3.0, 2.0, 5.0], [1.0] * 4) == pytest.approx([2.75] * 4)
     assert falling_fit([5.0, 1.0, 3.0], [1.0, 3.0, 1.0]) == pytest.approx([5, 1.5, 1.5], rel=1e-3)
-
-
-# ------------------------------------------------------------ states
-def states_of(policy: Any, slots: int) -> Cache:
-    part = Component("state", Manifest([Buffer("data", (1,), "int64")]), Point())
-    return compose(
-        None, plugins=[part], page_size=16, capacity={"state": slots}, device="meta", policy=policy, debug=False
-    )
-
-
-def serve_in_chunks(cache: Cache, tokens: list[int], chunk: int = 64) -> int:
-    with cache.open(tokens) as sequence:
-        hit = sequence.ready
-        while sequence.reserved < len(tokens):
-            sequence.grow(min(chunk, len(tokens) - sequence.reserved))
-            with cache.step([sequence]) as step:
-                step.run_ops()
-            sequence.publish()
-    return hit
-
-
-def test_a_state_that_its_own_sequence_copies_is_not_used_by_it() -> None:
-    policy, made = watched(AdaptiveStateQueue)
-    cache = states_of(policy, 20)
-    serve_in_chunks(cache, text(1, 512))
-    visits = [record.key for record in made[-1].known.values()]
-    assert len(visits) == 8
-    assert {visit.turn for visit in visits} == {1}
-    assert [visit.kind == PASSED for visit in sorted(visits, key=lambda visit: visit.end)] == 7 * [True] + [False]
-    serve_in_chunks(cache, text(3, 64))
-    assert serve_in_chunks(cache, text(1, 512) + text(2, 64)) == 512
-    assert max(record.key.turn for record in made[-1].known.values()) == 2
-
-
-def test_long_prompts_that_come_once_do_not_push_out_the_ends_of_chats() -> None:
-    """Their states are passed, but for the last one, and go first with either policy."""
-    chance = random.Random(5)
-    prompts = []
-    talks = [text(name, 256) for name in range(12)]
-    for number in range(1500):
-        if number % 4 == 0:
-            prompts.append(text(10_000 + number, 1024))
-        else:
-            at = chance.randrange(12)
-            talks[at] = (talks[at] if len(talks[at]) < 1500 else text(50_000 + number, 256)) + text(90_000 + number, 64)
-            prompts.append(talks[at])
-    rates = {}
-    for policy in ("lru", "adaptive"):
-        cache = states_of(policy, 60)
-        rates[policy] = sum(serve_in_chunks(cache, prompt) for prompt in prompts) / sum(map(len, prompts))
-    assert min(rates.values()) > 0.65, rates
-
-
-def test_a_policy_may_have_another_queue_for_states() -> None:
-    made: list[str] = []
-
-    class Told(AdaptiveQueue):
-        def __init__(self) -> None:
-            super().__init__()
-            made.append("pages")
-
-    class ToldStates(AdaptiveStateQueue):
-        def __init__(self) -> None:
-            super().__init__()
-            made.append("states")
-
-    cache = states_of(EvictionPolicy("told", make=Told, make_states=ToldStates), 8)
-    assert made == ["pages", "states", "states"], "one of each shows that it can"
-    cache.flush()
-    assert made[3:] == ["states"]

@@ -11,10 +11,7 @@ from prefixloom import Buffer, Component, EvictionPolicy, Manifest, Path, Point,
 from prefixloom.cache.cache import Cache
 from prefixloom_policies.adaptive import AdaptiveQueue
 from prefixloom_policies.ages import Ages, Visit
-from prefixloom_policies.cells import Prints
 from tests.contract.test_policy_cost import lines_run
-
-ALL = ["tlru", "arc", "s3fifo", "gdsf", "retention", "reuse", "adaptive"]
 
 
 def cache_of(policy: Any, tokens: int, page: int = 16, debug: bool = False) -> Cache:
@@ -42,8 +39,7 @@ def hits(policy: Any, prompts: list[list[int]], tokens: int) -> float:
     return sum(serve(cache, prompt) for prompt in prompts) / sum(map(len, prompts))
 
 
-@pytest.mark.parametrize("policy", ALL)
-def test_a_cache_with_debug_mode_serves_chats_that_share_and_part(policy: str) -> None:
+def test_a_cache_with_debug_mode_serves_chats_that_share_and_part() -> None:
     """Debug mode checks all books after every operation, and a queue that fails is logged, which is an error here."""
     cache = compose(
         None,
@@ -51,7 +47,7 @@ def test_a_cache_with_debug_mode_serves_chats_that_share_and_part(policy: str) -
             Component(name, Manifest([Buffer("data", (1,), "int64")]), reach)
             for name, reach in (("path", Path()), ("window", Window(20)), ("state", Point()))
         ],
-        page_size=4, capacity={"path": 400, "window": 300, "state": 6}, policy=policy, debug=True,
+        page_size=4, capacity={"path": 400, "window": 300, "state": 6}, policy="adaptive", debug=True,
     )  # fmt: skip
     chance = random.Random(3)
     chats = [text(each % 3, 24) + text(each, 30) for each in range(9)]
@@ -64,24 +60,9 @@ def test_a_cache_with_debug_mode_serves_chats_that_share_and_part(policy: str) -
     assert cache.stats().components["path"].evicted > 0
 
 
-@pytest.mark.parametrize("policy", ALL)
-def test_no_queue_fails(policy: str, caplog: pytest.LogCaptureFixture) -> None:
-    test_a_cache_with_debug_mode_serves_chats_that_share_and_part(policy)
-    assert not caplog.records
-
-
-def test_the_end_of_a_conversation_goes_before_another_conversation() -> None:
-    """T-LRU: what the next turn computes quickly is evicted before an older conversation's beginning."""
-    old, young = text(1, 4096), text(2, 4096)
-    prompts = [old, young[:4000], young, text(3, 96)]
-    left = {}
-    for policy in ("lru", "tlru"):
-        cache = cache_of(policy, 8192)
-        for prompt in prompts:
-            serve(cache, prompt)
-        left[policy] = (cache.peek([*old, 1]), cache.peek([*young, 1]))
-    assert left["lru"] == (0, 4096)
-    assert left["tlru"] == (4096, 4000)
+def test_no_queue_fails(caplog: pytest.LogCaptureFixture) -> None:
+    test_a_cache_with_debug_mode_serves_chats_that_share_and_part()
+    assert "eviction policy" not in caplog.text
 
 
 def test_a_loop_that_does_not_fit_hits_with_what_is_learned() -> None:
@@ -110,33 +91,6 @@ def test_adaptive_is_hardly_worse_than_least_recently_used(kind: str) -> None:
             prompts.append(chats[at])
     lru, adaptive = (hits(policy, prompts, 64 * 60) for policy in ("lru", "adaptive"))
     assert adaptive > lru - 0.002
-
-
-def test_a_path_is_known_again_however_its_edges_divide_it() -> None:
-    cache = cache_of("lru", 4096)
-    prompt = text(5, 512)
-    serve(cache, prompt)
-    seen: list[Any] = []
-    keeper = EvictionPolicy("keeper", make=lambda: _Keeping(seen))
-    for divided in (False, True):
-        cache = cache_of(keeper, 4096)
-        if divided:
-            serve(cache, prompt[:80])
-            serve(cache, prompt[:208])
-        serve(cache, prompt[:384])
-        serve(cache, prompt)
-    prints = {(cell.node.end, Prints().of(cell.node)) for cell in seen if cell.node.end == 512}
-    assert len(prints) == 1
-
-
-class _Keeping(AdaptiveQueue):
-    def __init__(self, seen: list[Any]) -> None:
-        super().__init__()
-        self._seen = seen
-
-    def come(self, cell: Any, record: Any, again: bool) -> None:
-        self._seen.append(cell)
-        super().come(cell, record, again)
 
 
 def test_a_queue_knows_about_how_many_tokens_there_are_though_paths_part_while_they_run() -> None:
@@ -203,10 +157,7 @@ def test_visits_that_are_over_count_the_same_however_wide_slices_of_time_became(
         far.begin(open_[-1][0])
         near.begin(open_[-1][1])
         for one, other in chance.sample(open_, min(len(open_), 2)):
-            if chance.randrange(3):
-                far.change(one, kind)
-                near.change(other, kind)
-            else:
+            if not chance.randrange(3):
                 open_.remove((one, other))
                 far.end(one, used := bool(chance.randrange(2)))
                 near.end(other, used)
@@ -223,19 +174,21 @@ def test_it_is_learned_that_a_first_turn_is_used_again_and_a_second_is_not() -> 
         prompts.append(text(number, 64))
         if number >= 20:
             prompts.append(text(number - 20, 64) + text(10_000 + number, 64))
-    lru, reuse = (hits(policy, prompts, 64 * 24) for policy in ("lru", "reuse"))
+    lru, adaptive = (hits(policy, prompts, 64 * 24) for policy in ("lru", "adaptive"))
     assert lru < 0.01
-    assert reuse > 0.28, "0.33 would be all"
+    assert adaptive > 0.15, "0.33 would be all, and a third of the prompts is served by last use"
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_a_request_and_an_eviction_cost_about_the_same_in_a_tree_of_any_size(name: str) -> None:
-    """Work is counted, not timed. Queues clean up once in a while, so it is the least of several that is compared."""
+def test_a_request_and_an_eviction_cost_about_the_same_in_a_tree_of_any_size() -> None:
+    """Work is counted, not timed. Queues clean up once in a while, so it is the least of several that is compared.
+
+    A cell moves on by range of ages, and there are more ranges where more is kept: a few more moves for a request.
+    """
     costs = []
     for prompts in (30, 2000):
-        cache = cache_of(name, 16 * prompts)
+        cache = cache_of("adaptive", 16 * prompts)
         for each in range(prompts):
             serve(cache, text(each, 16))
         fresh = iter(range(100_000, 200_000))
         costs.append(min(lines_run(lambda: serve(cache, text(next(fresh), 16))) for _ in range(9)))  # noqa: B023
-    assert costs[1] <= 1.3 * costs[0] + 10, costs
+    assert costs[1] <= 1.5 * costs[0], costs

@@ -2,16 +2,13 @@
 
 import pytest
 
-from prefixloom import EvictionPolicy
 from prefixloom.testing import AdmissionCase, PolicyCase, parametrize_with_laws
-from prefixloom_policies.adaptive import AdaptiveStateQueue
 
-POLICIES = [PolicyCase.installed(name) for name in ("tlru", "arc", "s3fifo", "gdsf", "retention", "reuse", "adaptive")]
-STATES = PolicyCase(lambda: EvictionPolicy("adaptive", make=AdaptiveStateQueue), label="adaptive, of states")
+POLICIES = [PolicyCase.installed("adaptive")]
 ADMISSIONS = [AdmissionCase.installed(name) for name in ("ends", "prompts", "branches", "spaced", "by-cost")]
 
 
-@parametrize_with_laws(*POLICIES, STATES)
+@parametrize_with_laws(*POLICIES)
 def test_conformance(case, law):  # type: ignore[no-untyped-def]
     law(case)
 
