@@ -341,7 +341,7 @@ def test_without_a_history_it_is_said_that_none_is_kept() -> None:
 
 
 def test_a_history_that_missed_changes_begins_again_with_what_is_cached(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("prefixloom.cache.cache.MOST", 2)
+    monkeypatch.setattr("prefixloom.insight.history.CHANGES", 2)
     now = [100.0]
     cache = path_cache(tokens=80)
     history = cache.history(clock=lambda: now[0])

@@ -392,19 +392,7 @@ class Cache:
         if most.__class__ is not int or most < 1:
             raise InputError(f"a history remembers at least 1 loss, got {most!r}")
         if self._history is None or self._history.closed:
-            pages = {lane.name: lane.part.page_tokens for lane in core.shape.lanes}
-            with core:
-                journal = core.follow(MOST)
-            self._history = History(
-                journal,
-                self.contents,
-                pages,
-                core.shape.page,
-                core.shape.lookahead,
-                most,
-                not (core.counts.opened or core.index.epoch),
-                clock,
-            )
+            self._history = History(core, most, clock)
         return self._history
 
     def explain(

@@ -9,13 +9,15 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from itertools import islice
 
 import attrs
 
 from ..contract.reach import Interval
-from ..tree.journal import Change, Journal
+from ..operations.state import Core
+from ..tree.journal import MOST as CHANGES
+from ..tree.journal import Change, contents
 from ..tree.keys import TOKEN_BYTES, Tokens, exact_key
 
 MOST = 1 << 18
@@ -145,21 +147,18 @@ class History:
     ``poll`` reads the cache's journal, and takes the time of what it finds; ``Cache.poll`` does so once per step.
     """
 
-    def __init__(
-        self, journal: Journal, contents: Callable[[], list[Change]], pages: Mapping[str, int], page: int,
-        lookahead: int, most: int, new: bool, clock: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
-        """``pages``: the tokens of a page of each component; of a boundary component 0. ``page``: of the tree. ``new``:
-        nothing was cached before.
-        """
-        self._journal = journal
-        self._pages = pages
-        self._contents = contents
-        self._paths = Paths(page, lookahead)
+    def __init__(self, core: Core, most: int, clock: Callable[[], float] = time.monotonic) -> None:
+        with core:
+            self._journal = core.follow(CHANGES)
+        shape = core.shape
+        self._pages = {lane.name: lane.part.page_tokens for lane in shape.lanes}
+        """The tokens of a page of each component; of a boundary component 0."""
+        self._core = core
+        self._paths = Paths(shape.page, shape.lookahead)
         self._most = most
         self.closed = False
         self.clock = clock
-        self.since: float | None = None if new else clock()
+        self.since: float | None = clock() if core.counts.opened or core.index.epoch else None
         """Losses before this time are not known, or not all of them; None: all are known."""
         self.by_component: dict[tuple[str, str], Losses] = {}
         """By component and tier."""
@@ -171,8 +170,12 @@ class History:
         """The prefixes that were hit most, as far as ``hit`` was told of them, by the number of their path."""
         self._stored: dict[int, float] = {}
         self._lost: dict[int, Loss] = {}
-        for change in contents():
+        for change in self._cached():
             self._note(change)
+
+    def _cached(self) -> list[Change]:
+        """Return what is cached now, as changes."""
+        return contents(self._core.keys, self._core.shape.all_lanes, self._core.index.tree.roots.values())
 
     def close(self) -> None:
         """Follow the cache no longer."""
@@ -200,7 +203,7 @@ class History:
         if missing:  # what went meanwhile is not known: begin again with what there is
             self._stored.clear()
             self.since = self.clock()
-            changes = self._contents()
+            changes = self._cached()
         for change in changes:
             self._note(change)
 
