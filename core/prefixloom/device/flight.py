@@ -29,12 +29,7 @@ class Follower(Protocol):
 
     fence: int
     label: str
-
-    @property
-    def work(self) -> Any: ...
-
-    @work.setter
-    def work(self, work: Any) -> None: ...
+    work: Any
 
 
 F = TypeVar("F", bound=Follower, default=Any)
