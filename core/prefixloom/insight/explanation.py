@@ -102,16 +102,6 @@ class Explanation:
                 told.append(f"What would have helped: {finding.help}.")
         return told
 
-    def without_others(self) -> Explanation:
-        """The same, without a word of other requests: their labels are left out."""
-        findings = [
-            each
-            if each.loss is None
-            else attrs.evolve(each, loss=attrs.evolve(each.loss, by="", cause=each.loss.cause.partition(":")[0]))
-            for each in self.findings
-        ]
-        return attrs.evolve(self, findings=tuple(findings))
-
     def as_dict(self) -> dict[str, Any]:
         """The explanation as plain data, for JSON."""
         return {

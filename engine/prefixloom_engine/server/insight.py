@@ -224,7 +224,18 @@ class Insight:
 
             async with self._explaining:  # one at a time: the engine waits meanwhile
                 told = await self.server.worker.call(look)
-        return JSONResponse((told if whole else told.without_others()).as_dict())
+        return JSONResponse((told if whole else without_others(told)).as_dict())
+
+
+def without_others(told: Explanation) -> Explanation:
+    """Return the explanation without a word of other requests: their labels are left out."""
+    findings = [
+        each
+        if each.loss is None
+        else attrs.evolve(each, loss=attrs.evolve(each.loss, by="", cause=each.loss.cause.partition(":")[0]))
+        for each in told.findings
+    ]
+    return attrs.evolve(told, findings=tuple(findings))
 
 
 def by_query(request: Request) -> bytes:
