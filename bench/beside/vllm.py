@@ -8,7 +8,6 @@ same for all sides here.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import os
 import warnings
@@ -19,7 +18,7 @@ from typing import Any, ClassVar
 
 from bench.beside.vllm_sizes import vllm_sizes
 from bench.drivers.stand_ins import sealed, stand_in
-from prefixloom import Tokens
+from prefixloom import PageChain, Tokens
 from prefixloom.lab.beside.peer import (
     MemoryKind,
     NotSized,
@@ -290,13 +289,11 @@ class VLLMBeside(PeerCache):
 def block_hasher(tokens: Tokens, namespace: str, unit: int) -> Callable[[Any], list[bytes]]:
     """Makes the keys of a prompt's whole units: each stands for all text up to its end."""
 
+    chain = PageChain(unit)
+    root = chain.root(namespace)
+
     def hashes(request: Any) -> list[bytes]:
-        known, step = len(request.block_hashes), unit * 4  # bytes of a token in ``Tokens``
-        link = request.block_hashes[-1] if known else namespace.encode()
-        made = []
-        for start in range(known * step, len(tokens) - step + 1, step):
-            link = hashlib.blake2b(link + tokens[start : start + step], digest_size=16).digest()
-            made.append(link)
-        return made
+        known = request.block_hashes
+        return chain.pages(tokens, known[-1] if known else root, len(known))
 
     return hashes

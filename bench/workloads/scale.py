@@ -23,6 +23,7 @@ import json
 import random
 import statistics
 import time
+from array import array
 from collections.abc import Callable
 from typing import Any
 
@@ -36,20 +37,13 @@ clock = time.thread_time_ns
 
 def leaf(number: int, salt: int = 0) -> Tokens:
     """The tokens of a leaf. Its second page differs from that of every other leaf."""
-    own = random.Random(number).randbytes(4 * (LEAF - 2))
     head = (number & 0xFFFF) | salt << 16, number >> 16
-    return encode(SYSTEM + b"".join(part.to_bytes(4, "little") for part in head) + _tokens(own))
+    return SYSTEM.extended(head).extended(text(number, LEAF - 2))
 
 
 def text(seed: int, count: int) -> Tokens:
-    return encode(_tokens(random.Random(seed).randbytes(4 * count)))
-
-
-def _tokens(raw: bytes) -> bytes:
-    """The bytes as little-endian numbers below 2^24."""
-    made = bytearray(raw)
-    made[3::4] = bytes(len(raw) // 4)
-    return bytes(made)
+    """Tokens below 2^16, as they come."""
+    return encode(array("H", random.Random(seed).randbytes(2 * count)))
 
 
 class FilledTree:
@@ -150,7 +144,7 @@ def long_prompts(comps: str, lengths: list[int], chunk: int = 2048) -> dict[str,
                 spent.append((clock() - before) / 1e3)
         turns: dict[str, list[float]] = {}
         for number in range(15):
-            request(driver, encode(prompt[: 4 * length] + text(number, 512)), turns)
+            request(driver, prompt.part(0, length).extended(text(number, 512)), turns)
         found[f"{length:,}"] = {
             "chunk of 2k": statistics.median(spent[-64:]),
             "worst chunk": max(spent[-64:]),

@@ -59,12 +59,13 @@ from .insight.explanation import Explanation, Finding
 from .insight.figures import Figure
 from .insight.history import Histogram, History, Loss
 from .insight.stats import CacheStats, ComponentStats
+from .keys.pages import PageChain
+from .keys.tokens import Tokens, encode, exact_key
 from .operations.insert import Inserted
 from .operations.lease import Lease
 from .operations.tier_answers import Restored, TierStats
 from .tiers.consensus import Consensus, GroupConsensus, LocalConsensus
 from .tree.journal import Change, Journal
-from .tree.keys import Tokens, encode, exact_key
 
 __all__ = [
     "Activity",
@@ -108,6 +109,7 @@ __all__ = [
     "NodeView",
     "Op",
     "Outcome",
+    "PageChain",
     "Path",
     "Phase",
     "PluginError",

@@ -13,13 +13,13 @@ from typing import Any
 import attrs
 import pytest
 
-from prefixloom import InputError, ProtocolError
+from prefixloom import InputError, PageChain, ProtocolError
 from prefixloom.compose.sizing import Traffic
 from prefixloom.lab import BlockPrompt, LabRequest, Service, Setup, SyntheticTrace
 from prefixloom_fleet.routing import POLICIES, ReplicaView, RoutingRequest, find_policy
 from prefixloom_fleet.simulation import FleetOutcome, FleetSetup, Outage, RepeatedTrace, StoreSpeed, simulate
 from prefixloom_fleet.simulation.fleet_simulation import Fleet
-from prefixloom_fleet.simulation.prefix_index import PrefixIndex, page_links
+from prefixloom_fleet.simulation.prefix_index import PrefixIndex
 from prefixloom_fleet.simulation.shared_store import BytesOfBoundaries, SharedStore
 
 PAGE = 16
@@ -184,7 +184,7 @@ def test_the_index_says_what_each_cache_said_so_many_seconds_ago(late: float, wi
     index = PrefixIndex(late)
     chance = random.Random(1)
     requests = list(traffic(3, 60))
-    links = [page_links("", each.prompt.tokens(), PAGE) for each in requests]
+    links = [PageChain(PAGE).numbers(each.prompt.tokens(), "") for each in requests]
     said: dict[int, list[list[int]]] = {}
     for at, request in enumerate(requests):
         number = chance.randrange(3)

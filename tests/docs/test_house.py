@@ -17,7 +17,7 @@ import pytest
 from tests.support.places import ROOT
 
 CORE = (
-    "errors", "connections", "storage", "contract", "device", "tree", "operations", "insight", "cache", "tiers",
+    "errors", "connections", "keys", "storage", "contract", "device", "tree", "operations", "insight", "cache", "tiers",
     "compose", "lab", "testing", "cli",
 )  # fmt: skip
 """The rooms of the core from the lowest up. Each may import all below it."""
@@ -36,7 +36,7 @@ PACKAGES: dict[str, Path] = {
 }
 BELOW: dict[str, dict[str, set[str]]] = {
     "prefixloom": {room: set(CORE[:at]) for at, room in enumerate(CORE)} | {
-        "tiers": {"errors", "storage", "contract", "device", "tree", "operations"},  # and not the faces
+        "tiers": {"errors", "keys", "storage", "contract", "device", "tree", "operations"},  # and not the faces
     },
     "prefixloom.testing": {
         "inside": set(),
@@ -56,10 +56,9 @@ BELOW: dict[str, dict[str, set[str]]] = {
         "host": {"guards"},
     },
     "prefixloom_resumable": {
-        "paths": set(),
-        "runs": {"paths"},
+        "runs": set(),
         "boundaries": {"runs"},
-        "pages": {"paths", "runs", "boundaries"},
+        "pages": {"runs", "boundaries"},
         "announcements": set(),
     },
     "prefixloom_events": {
@@ -229,6 +228,23 @@ OTHERS_PRIVATE = {
 @pytest.mark.parametrize("module", MODULES)
 def test_a_module_reads_no_private_attribute_of_another(module: str) -> None:
     assert private_reads(MODULES[module].read_text()) == OTHERS_PRIVATE.get(module, set())
+
+
+WIDTH_OF_TOKENS = re.compile(r"\b(TOKEN_BYTES|has_negative)\b|tokens import .*\bCODE\b|len\(\w*tokens\) // \d")
+"""What knows how many bytes a token has. tests/keys/test_wide_tokens.py sees who knows it without these names."""
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_only_the_room_keys_knows_how_many_bytes_a_token_has(package: str) -> None:
+    """Whoever wants some of a prompt's tokens asks ``Tokens.part``, and how many they are ``Tokens.count``."""
+    found = [
+        f"{module}: {line.strip()}"
+        for module, path in MODULES.items()
+        if module.startswith(package) and not module.startswith("prefixloom.keys")
+        for line in path.read_text().splitlines()
+        if WIDTH_OF_TOKENS.search(line)
+    ]
+    assert found == []
 
 
 def test_a_class_name_means_one_class() -> None:

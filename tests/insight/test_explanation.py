@@ -19,6 +19,7 @@ from prefixloom import (
     Explanation,
     Identity,
     InputError,
+    PageChain,
     Path,
     Point,
     ThreadStream,
@@ -27,8 +28,8 @@ from prefixloom import (
     hookimpl,
 )
 from prefixloom.insight.history import AGES, Histogram, Paths
+from prefixloom.keys.tokens import encode
 from prefixloom.storage import Refused
-from prefixloom.tree.keys import encode
 from prefixloom_hicache import HostTier, MemoryBackend
 from tests.support.helpers import cache_of, part, path_cache, serve
 from tests.support.stores import composed, idle
@@ -446,13 +447,13 @@ def test_a_history_counts_losses_and_how_long_after_them_a_prompt_missed() -> No
 @pytest.mark.parametrize("lookahead", [0, 2])
 def test_numbers_of_a_path_do_not_depend_on_what_was_asked_before(lookahead: int) -> None:
     chance = random.Random(5)
-    kept = Paths(4, lookahead)
+    kept = Paths(PageChain(4, lookahead))
     for _ in range(600):
         tokens = [chance.randrange(2) for _ in range(chance.randrange(1, 5))] * chance.randrange(1, 8)
         extra = [(0, 1, "key")] if chance.random() < 0.3 else []
         upto = chance.randrange(max(0, len(tokens) - lookahead) // 4 + 1) * 4
         path = encode(tokens).keyed(extra)
-        assert kept.of("", path, upto) == Paths(4, lookahead).of("", path, upto)
+        assert kept.of("", path, upto) == Paths(PageChain(4, lookahead)).of("", path, upto)
 
 
 def test_figures_have_names_kinds_and_samples_of_one_form() -> None:

@@ -16,6 +16,7 @@ from prefixloom import compose
 from prefixloom.cache.cache import Cache
 from prefixloom.cache.sequence import Sequence
 from prefixloom.errors import CapacityError, InputError
+from prefixloom.keys.tokens import Tokens
 from prefixloom.lab import BlockPrompt, LabRequest, Replay, ReplayOutcome, Service, Setup, read_trace
 from prefixloom.lab.beside.peer import (
     MemoryKind,
@@ -33,7 +34,6 @@ from prefixloom.lab.beside.peer_replay import PeerReplay
 from prefixloom.lab.beside.side_by_side import best, computed_by_reason, differences, explanation, table
 from prefixloom.lab.beside.sides import check_beside, replay_beside
 from prefixloom.lab.replay import PoolRoom
-from prefixloom.tree.keys import Tokens
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 GIB = 1 << 30

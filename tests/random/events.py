@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from typing import Any
 
+from prefixloom import PageChain
 from prefixloom.testing.oracle.machine import SCRIPT
 from prefixloom.testing.oracle.operations import Op, Operations
 from prefixloom.testing.oracle.writer import Writer
@@ -25,7 +26,6 @@ from prefixloom_events.follower import ASK_FOR_ALL
 from prefixloom_events.hashes import block_hash, root_digest
 from prefixloom_events.publisher import ReplayBuffer
 from prefixloom_events.wire import MEDIUMS
-from prefixloom_resumable import page_digest, pages_of
 from tests.support.setups import setups
 
 
@@ -143,10 +143,8 @@ class Followed:
         found: dict[tuple[str, str], set[int]] = {}
         for change in self.cache.contents():
             blocks = found.setdefault((change.component, MEDIUMS[change.tier]), set())
-            digests, digest = [], root_digest(salt_of(change.namespace))
-            for key, extra in pages_of(change.tokens, composition.page, composition.lookahead):
-                digest = page_digest(digest, key, extra)
-                digests.append(digest)
+            chain = PageChain(composition.page, composition.lookahead)
+            digests = chain.pages(change.tokens, root_digest(salt_of(change.namespace), chain))
             if change.boundary is not None:
                 blocks.add(block_hash(digests[change.boundary // composition.page - 1]))
             size = sizes[change.component] or 1

@@ -43,7 +43,7 @@ MISTAKES = {
     "gaps stay": (Boundaries, "gaps", lambda self, run: (0,) * len(self.holders)),
     "pages that lead are not looked for": (ResumablePages, "_lead", lambda self, run: None),
     "a beginning is taken for the whole": (
-        ResumablePages, "_common", lambda self, run, tokens, spans, most: min(run.count, most),
+        ResumablePages, "_common", lambda self, run, tokens, most: min(run.count, most),
     ),
     "names are mixed up when runs are joined": (ResumablePages, "_join", with_names_of_another),
     "a page is lost when a run is split": (ResumablePages, "_split", one_short),

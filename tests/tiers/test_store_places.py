@@ -11,26 +11,12 @@ import pytest
 import prefixloom.tiers.host_copies
 from prefixloom import Path, Sinks, Window, WorkError
 from prefixloom.testing.inside.backdoor import tier_lanes
-from prefixloom.tree.keys import KeyMaker, encode
 from prefixloom_hicache import MemoryBackend
 from tests.support.helpers import part, run, serve_tightly, settle
 from tests.support.stores import TOKENS, behind, composed, idle, parts, read_back, restored, stocked, until
 from tests.support.tiers import compute, serve, wrong
 
 # ---------------------------------------------------------------- what is written where
-
-
-def test_extra_keys_on_top_of_each_other_have_lasting_names() -> None:
-    """The number that stands for one key within this process is not part of another one's name."""
-
-    def named(*extras: str) -> Any:
-        keys = KeyMaker(0)
-        key = keys.name_extra(encode([1, 2, 3, 4]), [(0, 2, extra) for extra in extras])
-        return keys.meaning(key)
-
-    assert named("cat", "lora") == named("cat", "lora")
-    assert len({named("cat", "lora"), named("dog", "lora"), named("lora"), named("lora", "cat")}) == 4
-    assert named(("cat", -(1 << 31)), "lora") != named("cat", "lora")
 
 
 def test_strange_names_are_no_reason_to_stop() -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+import prefixloom.keys.elements
 import prefixloom.tiers.host_copies
-import prefixloom.tree.keys
 from prefixloom import Buffer, Component, Manifest, Path, Point, TierManifest, hookimpl
 from prefixloom.storage import Miss
 from prefixloom.testing.inside.backdoor import put_transfer_stream, tier_lane, tier_lanes
@@ -150,7 +150,7 @@ def test_what_a_store_brings_is_found_though_the_extra_keys_of_its_prompt_were_f
     with cache.open(**prompt) as sequence:
         told = sequence.restore()
         until(cache, store.held.is_set)
-    monkeypatch.setattr(prefixloom.tree.keys, "FEW", 0)
+    monkeypatch.setattr(prefixloom.keys.elements, "FEW", 0)
     for number in range(3):
         cache.open([5] * 8, extra=[(0, 4, f"image {number}")]).abort()
     store.gate.set()

@@ -24,6 +24,7 @@ from ..insight.figures import Figure, figures_of
 from ..insight.history import MOST as HISTORY
 from ..insight.history import History
 from ..insight.stats import CacheStats, cache_stats
+from ..keys.tokens import namespace_of
 from ..operations.insert import Inserted, insert, lend, take_back
 from ..operations.lease import Lease, acquire, drop_namespace
 from ..operations.match import Extra, ask, current, find
@@ -36,7 +37,6 @@ from ..operations.teardown import forget_everything
 from ..storage import Fingerprint
 from ..tree.expiries import check_until, is_time
 from ..tree.journal import MOST, Change, Journal, contents
-from ..tree.keys import namespace_of
 from ..tree.radix import FOREVER
 from .match_plan import MatchPlan
 from .sequence import Sequence

@@ -15,6 +15,7 @@ from typing import Any
 
 from ..device.handles import Handle, dropped_without_release
 from ..errors import InputError, ProtocolError
+from ..keys.tokens import Tokens, encode
 from ..operations.match import Extra
 from ..operations.open import append
 from ..operations.publish import close, publish
@@ -25,7 +26,6 @@ from ..operations.step import check_alone, fill_alone, next_stop
 from ..operations.teardown import give_back
 from ..operations.tier_answers import Restored
 from ..tree.expiries import check_until
-from ..tree.keys import Tokens, encode
 
 
 class Sequence(Handle):

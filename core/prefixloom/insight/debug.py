@@ -18,8 +18,8 @@ from ..device.pool import Pool, Stage, present
 from ..device.race import Race
 from ..device.streams import Stream
 from ..errors import InvariantError, ProtocolError
+from ..keys.elements import extra_numbers
 from ..operations.state import Core, Hold, Running
-from ..tree.keys import numbers_in
 from ..tree.lane import Lane
 from ..tree.partial_lane import PartialLane
 from ..tree.radix import Node, Root
@@ -202,7 +202,7 @@ class Debug:
                     raise InvariantError(f"{kid!r} has an edge that is no whole pages")
                 if kid.end != node.end + len(kid.key) // tree.element_bytes:
                     raise InvariantError(f"{kid!r} ends at the wrong boundary")
-            if not self._core.keys.meant.keys() >= set(numbers_in(node.key)):
+            if not self._core.keys.meant.keys() >= extra_numbers(node.key):
                 raise InvariantError(f"{node!r} has a number for an extra key that was forgotten")
             bare = node.kids is None and not node.leases and all(cell is None for cell in node.cells)
             if node.parent is not None and bare:

@@ -206,7 +206,7 @@ class _Explainer:
 
     def __init__(self, core: Core, match: Match, history: History | None, closely: bool) -> None:
         self.core, self.match, self.history, self.closely = core, match, history, closely
-        self.tokens = match.tokens.keyed(match.extra)
+        self.tokens = match.tokens
         self._tiers = ("device",) if core.below is None else ("device", "host", "store")
         self.page = core.shape.page
         self.limit = limit_of(core, match)

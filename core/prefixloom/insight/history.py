@@ -1,7 +1,7 @@
 """History: what a cache has lost or has not kept, when and why, so that a miss can be explained afterwards.
 
-It follows the cache through a journal and knows each page and state by a number: the hash of the path to it. So it
-holds no tokens. It remembers everything that is cached now, and the last ``most`` of what is not.
+It follows the cache through a journal and knows each page and state by a number, which is made of the page's identity.
+So it holds no tokens. It remembers everything that is cached now, and the last ``most`` of what is not.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from itertools import islice
 import attrs
 
 from ..contract.reach import Interval
+from ..keys.pages import PageChain
+from ..keys.tokens import Tokens
 from ..operations.state import Core
 from ..tree.journal import MOST as CHANGES
 from ..tree.journal import Change, contents
-from ..tree.keys import TOKEN_BYTES, Tokens, exact_key
 
 MOST = 1 << 18
 """The most losses that a history remembers, unless it is made with another number."""
@@ -96,49 +97,31 @@ class HotPrefix:
 
 
 class Paths:
-    """Numbers of paths: one for each page of the tree, which stands for its tokens and all before them."""
+    """The identities of the pages of the latest paths."""
 
-    def __init__(self, page: int, lookahead: int) -> None:
-        self.page = page
-        self._page_bytes = page * TOKEN_BYTES
-        self._more = lookahead * TOKEN_BYTES
-        self._known: list[tuple[str, Tokens, list[int]]] = []
-        """Of the latest paths, the last one first: the namespace, the tokens, and the numbers."""
+    def __init__(self, chain: PageChain) -> None:
+        self.chain = chain
+        self._known: list[tuple[str, Tokens, list[bytes]]] = []
+        """Of the latest paths, the last one first: the namespace, the tokens, and the identities."""
 
-    def of(self, namespace: str, tokens: Tokens, upto: int) -> list[int]:
-        """The numbers of the paths to the boundaries of ``tokens`` up to ``upto``."""
-        links: list[int] = []
-        extra = _exactly(tokens)
-        for place, (known_in, known, numbers) in enumerate(self._known):
+    def of(self, namespace: str, tokens: Tokens, upto: int) -> list[bytes]:
+        """Return the identities of the pages of ``tokens`` that end at ``upto`` or before."""
+        chain, count = self.chain, upto // self.chain.page
+        pages: list[bytes] = []
+        for place, (known_in, known, known_pages) in enumerate(self._known):
             if known_in != namespace:
                 continue
-            goes_on = known.startswith(tokens) and upto <= len(numbers) * self.page
-            if (goes_on or tokens.startswith(known)) and _exactly(known) == extra:
-                if goes_on:
-                    self._known.insert(0, self._known.pop(place))
-                    return numbers[: upto // self.page]
-                links = numbers[: max(0, len(known) - self._more) // self._page_bytes]  # all of whose tokens it had
+            if count <= len(known_pages) and known.begins_with(tokens):
+                self._known.insert(0, self._known.pop(place))
+                return known_pages[:count]
+            if tokens.begins_with(known):
+                pages = known_pages[: chain.whole(known.count)]  # all of whose tokens it had
                 del self._known[place]
                 break
-        size = self._page_bytes
-        link = links[-1] if links else hash(namespace)
-        for at in range(len(links) * size, upto * TOKEN_BYTES - size + 1, size):
-            end = at + size + self._more
-            link = hash((link, tokens[at:end], *self._extra(tokens, at // TOKEN_BYTES, end // TOKEN_BYTES)))
-            links.append(link)
-        self._known.insert(0, (namespace, tokens, links))
+        pages += chain.pages(tokens, pages[-1] if pages else chain.root(namespace), len(pages), count)
+        self._known.insert(0, (namespace, tokens, pages))
         del self._known[PATHS:]
-        return links[: upto // self.page]
-
-    def _extra(self, tokens: Tokens, start: int, end: int) -> tuple[object, ...]:
-        """The extra keys of [start, end). A span's beginning counts, since two that meet are not one."""
-        if not tokens.extra:
-            return ()
-        return tuple(
-            (low - start, min(high, end) - start, exact_key(key))
-            for low, high, key in tokens.extra
-            if low < end and high > start
-        )
+        return pages[:count]
 
 
 class History:
@@ -154,7 +137,7 @@ class History:
         self._pages = {lane.name: lane.part.page_tokens for lane in shape.lanes}
         """The tokens of a page of each component; of a boundary component 0."""
         self._core = core
-        self._paths = Paths(shape.page, shape.lookahead)
+        self._paths = Paths(PageChain(shape.page, shape.lookahead))
         self._most = most
         self.closed = False
         self.clock = clock
@@ -233,27 +216,28 @@ class History:
         links = self._paths.of(namespace, tokens, ready)
         if not links:
             return
-        known = self.hot.get(links[-1])
+        number = PageChain.number(links[-1])
+        known = self.hot.get(number)
         if known is not None:
             known.hits, known.last = known.hits + 1, self.clock()
             return
         if len(self.hot) >= HOT:
-            for number, _ in sorted(self.hot.items(), key=lambda each: each[1].last)[: HOT // 4]:
-                del self.hot[number]
-        self.hot[links[-1]] = HotPrefix(ready, 1, self.clock())
+            for old, _ in sorted(self.hot.items(), key=lambda each: each[1].last)[: HOT // 4]:
+                del self.hot[old]
+        self.hot[number] = HotPrefix(ready, 1, self.clock())
 
     # ------------------------------------------------------------ following
     def _keys(
         self, component: str, tier: str, namespace: str, tokens: Tokens, spans: tuple[Interval, ...]
     ) -> list[int]:
         """Return the numbers of the pages of ``spans``."""
-        tree_page = self._paths.page
+        tree_page = self._paths.chain.page
         page = self._pages[component] or tree_page
         deepest = max((high for _, high in spans), default=0)
         links = self._paths.of(namespace, tokens, -(-deepest // tree_page) * tree_page)
         if page == tree_page:  # as ``_key`` makes them, all at once
             kind = hash((component, tier))
-            return [kind ^ link for low, high in spans for link in links[low // page : high // page]]
+            return [kind ^ PageChain.number(each) for low, high in spans for each in links[low // page : high // page]]
         return [
             _key(component, tier, links[start // tree_page], start % tree_page)
             for low, high in spans
@@ -271,7 +255,7 @@ class History:
             return
         losses = self.losses(change.component, change.tier)
         at = change.boundary  # of a state
-        spans = change.spans if at is None else ((at - self._paths.page, at),)
+        spans = change.spans if at is None else ((at - self._paths.chain.page, at),)
         keys = self._keys(change.component, change.tier, change.namespace, change.tokens, spans)
         if change.kind == "stored":
             self._stored.update(dict.fromkeys(keys, now))
@@ -308,14 +292,9 @@ class History:
                 self.since = max(self.since or 0.0, self._lost.pop(old).when)
 
 
-def _key(component: str, tier: str, link: int, start: int = 0) -> int:
-    """The number of what a component has on a tier at the end of a path, or on its last page from ``start`` on."""
-    return hash((component, tier)) ^ (hash((link, start)) if start else link)
-
-
-def _exactly(tokens: Tokens) -> tuple[object, ...]:
-    """The spans of extra keys, so that 1, True and 1.0 differ."""
-    return tuple((low, high, exact_key(key)) for low, high, key in tokens.extra) if tokens.extra else ()
+def _key(component: str, tier: str, page: bytes, start: int = 0) -> int:
+    """Return the number of what a component has on a tier at the end of a page, or in it from ``start`` on."""
+    return hash((component, tier)) ^ (hash((page, start)) if start else PageChain.number(page))
 
 
 def _decisive(losses: list[Loss]) -> Loss | None:

@@ -14,7 +14,6 @@ import heapq
 import math
 import time
 from abc import ABC, abstractmethod
-from array import array
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Literal
@@ -25,11 +24,11 @@ from ..cache.sequence import Sequence
 from ..errors import CapacityError, InputError
 from ..insight.explanation import Explanation
 from ..insight.stats import CacheStats
-from ..tree.keys import TOKEN_LIMIT, Tokens
+from ..keys.tokens import Tokens, encode
 from .outcome import GONE, NEW, ROUNDED, PoolUse, ReplayOutcome, Tally
 from .seen import SeenPrefixes
 from .service import Service
-from .traces.requests import LabRequest
+from .traces.requests import BASE, LabRequest
 
 Outputs = Literal["running", "published"]
 STRIDE = 128
@@ -179,7 +178,7 @@ class Serving(ABC):
             self._tally.refused += 1
             self._tally.requests += 1
             return None
-        return Active(request, number % TOKEN_LIMIT, seen.take(request, self._leave, self._publishes))
+        return Active(request, number % BASE, seen.take(request, self._leave, self._publishes))
 
     def _one_by_one(self, active: Active) -> None:
         self._at(max(self._now, active.request.at))
@@ -515,7 +514,7 @@ class Replay(Serving):
             active.tokens = (request.whole or request.prompt).tokens()
         count = request.prompt.count
         if self._publishes and active.decoded:
-            active.named = Tokens(active.tokens[: 4 * count] + self._answer(active, 0, active.decoded))
+            active.named = active.tokens.part(0, count).extended(self._answer(active, 0, active.decoded))
         else:
             active.named = active.tokens if request.whole is None else active.tokens.part(0, count)
         until = math.inf if request.ttl is None else self._now + request.ttl
@@ -579,7 +578,7 @@ class Replay(Serving):
             known = active.tokens.part(count + start, count + end)
             if known.count == end - start:
                 return known
-        return Tokens((array("i", [active.number]) * (end - start)).tobytes())
+        return encode([active.number] * (end - start))
 
     # ------------------------------------------------------------ telling
     def _sample(self) -> None:

@@ -16,7 +16,7 @@ from ..contract.identity import means
 from ..contract.values import AnchorView, Receipt, Touch
 from ..device.handles import dropped_without_release
 from ..errors import PrefixloomError, ProtocolError
-from ..tree.keys import Span, clipped
+from ..keys.tokens import Span, clipped
 from ..tree.lane import Lane
 from ..tree.radix import Node, Root, descendants, path_key, unlink
 from .state import Core, Hold

@@ -13,7 +13,7 @@ from ..contract.identity import MARK
 from ..contract.reach import Interval
 from ..contract.values import Claim, WalkView
 from ..errors import InputError, ProtocolError
-from ..tree.keys import TOKEN_BYTES, Span, Tokens, encode, namespace_of, spans_of
+from ..keys.tokens import Span, Tokens, encode, namespace_of
 from ..tree.radix import Node, climb
 from ..tree.state_lane import StateLane
 from .room import Wanted
@@ -32,20 +32,14 @@ def ask(core: Core, tokens: Any, namespace: str, leave: int, extra: Extra) -> Ma
         raise InputError(f"leave takes a number of tokens from 0 up, got {leave!r}")
     if tokens.__class__ is not Tokens:
         tokens = encode(tokens)
-    key: bytes = tokens
-    single = None
-    spans: tuple[Span, ...] = ()
+    if extra:
+        tokens = tokens.keyed(extra)
     lookahead = core.shape.lookahead
-    if extra or tokens.extra:
-        spans = spans_of(tokens, extra)
-        single = core.keys.with_extra(tokens, spans)
-        key = core.keys.widen(single)
-    elif lookahead:
-        key = core.keys.widen(tokens)
-    most = len(tokens) // TOKEN_BYTES - leave
+    key = core.keys.find(tokens) if lookahead or tokens.extra else tokens
+    most = tokens.count - leave
     if leave < lookahead:
         most += leave - lookahead
-    return Match(tokens, key, single, namespace, most, spans)
+    return Match(tokens, key, namespace, most)
 
 
 def find(core: Core, match: Match) -> Match:
@@ -66,10 +60,8 @@ def find(core: Core, match: Match) -> Match:
 
 def find_again(core: Core, match: Match) -> Match:
     """The same question, answered as things are now."""
-    if not match.extra:
-        return find(core, match.of(match.key, match.single, match.most))
-    single = core.keys.with_extra(match.tokens, match.extra)  # more numbers may be known, or fewer
-    return find(core, match.of(core.keys.widen(single), single, match.most))
+    key = core.keys.find(match.tokens) if match.extra else match.key  # more numbers may be known, or fewer
+    return find(core, match.of(key, match.most))
 
 
 def current(core: Core, match: Match) -> Match:
@@ -211,7 +203,7 @@ def candidates(core: Core, match: Match) -> tuple[Interval, ...]:
         else:
             runs.append((boundary, boundary))
         key = match.key[: (boundary - page) * core.keys.element_bytes]
-        boundary = find(core, match.of(key, match.single, boundary - page)).ready
+        boundary = find(core, match.of(key, boundary - page)).ready
     if runs and runs[-1][0] == page:
         runs[-1] = (0, runs[-1][1])
     else:
@@ -225,7 +217,7 @@ def candidates(core: Core, match: Match) -> tuple[Interval, ...]:
 def lowerings(core: Core, match: Match) -> Lowered:
     """Who kept ``match`` from being deeper, from the deepest boundary that the keys agree with down to its end."""
     trace: Lowered = []
-    again = match.of(match.key, match.single, match.most)
+    again = match.of(match.key, match.most)
     search(core, again, match.most, trace)
     return trace
 

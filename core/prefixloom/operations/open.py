@@ -13,7 +13,8 @@ from typing import Any
 
 from ..device.pool import NO_SLOT
 from ..errors import PrefixloomError
-from ..tree.keys import Tokens, numbers_in, spans_of
+from ..keys.elements import extra_numbers
+from ..keys.tokens import Tokens
 from ..tree.radix import FOREVER, Node, descendants
 from .lease import ask_receipts, cover, uncover
 from .match import limit_of, walked_boundary, wanted_at
@@ -119,18 +120,16 @@ def _make_room(core: Core, running: Running) -> None:
 def _name_extra(core: Core, match: Match) -> None:
     """Give numbers to the extra keys that have none yet: what the sequence publishes must be found under them."""
     forget_unused(core)
-    match.single = core.keys.name_extra(match.tokens, match.extra)
-    match.key = core.keys.widen(match.single)
+    match.key = core.keys.name(match.tokens)
 
 
 def append(core: Core, running: Running, tokens: Tokens, extra: Any) -> None:
     """Name the tokens that follow the named ones. ``extra``: spans of them that have extra keys."""
-    if not extra and not tokens.extra:
-        running.names.append(tokens)
-        return
-    spans = spans_of(tokens, extra)
-    forget_unused(core)
-    running.names.append(tokens, spans)
+    if extra:
+        tokens = tokens.keyed(extra)
+    if tokens.extra:
+        forget_unused(core)
+    running.names.append(tokens)
 
 
 def forget_unused(core: Core) -> None:
@@ -145,5 +144,5 @@ def forget_unused(core: Core) -> None:
         used.update(running.names.extra_numbers)
     for root in (*index.tree.roots.values(), *index.dropped_roots):
         for node in descendants(root):
-            used.update(numbers_in(node.key))
+            used.update(extra_numbers(node.key))
     keys.keep(used)

@@ -18,8 +18,8 @@ from ..contract.admission import StateView
 from ..contract.values import Claim, NodeView, Receipt, SplitRule, WalkView
 from ..device.pool import ID_BYTES, NO_SLOT, Stage, present
 from ..errors import CapacityError, PrefixloomError
+from ..keys.tokens import clipped
 from ..tree.expiries import NEVER
-from ..tree.keys import clipped
 from ..tree.lane import Lane
 from ..tree.radix import Node, climb, path_key
 from ..tree.state_lane import CodedLane, StateCell, StateLane

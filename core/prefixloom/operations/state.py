@@ -26,11 +26,12 @@ from ..device.pool import Pool
 from ..device.streams import Stream, stream_for
 from ..device.timeline import Timekeeper, Timeline
 from ..errors import BrokenError, InputError, PrefixloomError, ProtocolError
+from ..keys.elements import KeyMaker, NamedTokens
+from ..keys.lookahead import Lookahead
+from ..keys.tokens import Span, Tokens
 from ..tree.expiries import Expiries
 from ..tree.journal import Journal, Recorder
-from ..tree.keys import TOKEN_BYTES, KeyMaker, NamedTokens, Span, Tokens
 from ..tree.lane import Lane, PageLane
-from ..tree.lookahead import Lookahead
 from ..tree.radix import FOREVER, Counted, Node, Root, Tree, unlink
 from .plugin_calls import PluginCalls
 from .tables import Tables
@@ -202,9 +203,8 @@ class Index:
 class Match:
     """What was asked of a match, and what was found. ``MatchPlan`` is its public face.
 
-    ``tokens`` are the prompt's and ``key`` what the tree compares. ``single`` are the tokens with the extra keys of
-    ``extra`` in place, where there are any. ``most``: so many tokens at most were to be resumed; less than 0 if not
-    even 0 leaves as many to compute as wanted.
+    ``tokens`` are the prompt's, with their extra keys, and ``key`` what the tree compares. ``most``: so many tokens at
+    most were to be resumed; less than 0 if not even 0 leaves as many to compute as wanted.
 
     Found (``operations.match.search``): ``ready`` is the deepest boundary that every component accepts, in ``node``.
     ``reached`` is the deepest node whose whole path the keys agree with. They agree with ``walked`` tokens, and
@@ -214,8 +214,8 @@ class Match:
     """
 
     __slots__ = (
-        "below", "branch", "claims", "epoch", "extra", "key", "limited_by", "most", "namespace", "node", "reached",
-        "ready", "restorable", "single", "tokens", "walked", "walked_to",
+        "below", "branch", "claims", "epoch", "key", "limited_by", "most", "namespace", "node", "reached",
+        "ready", "restorable", "tokens", "walked", "walked_to",
     )  # fmt: skip
 
     node: Node
@@ -230,25 +230,26 @@ class Match:
     below: Node
     restorable: int
 
-    def __init__(
-        self, tokens: Tokens, key: bytes, single: bytes | None, namespace: str, most: int, extra: tuple[Span, ...] = ()
-    ) -> None:
+    def __init__(self, tokens: Tokens, key: bytes, namespace: str, most: int) -> None:
         self.tokens = tokens
         self.key = key
-        self.single = single
-        self.extra = extra
         self.namespace = namespace
         self.most = most
         self.claims = ()
 
-    def of(self, key: bytes, single: bytes | None, most: int) -> Match:
+    def of(self, key: bytes, most: int) -> Match:
         """The same question of ``key``, with ``most`` tokens at most."""
-        return Match(self.tokens, key, single, self.namespace, most, self.extra)
+        return Match(self.tokens, key, self.namespace, most)
+
+    @property
+    def extra(self) -> tuple[Span, ...]:
+        """The spans of tokens that have an extra key."""
+        return self.tokens.extra
 
     @property
     def count(self) -> int:
         """Tokens of the prompt."""
-        return len(self.tokens) // TOKEN_BYTES
+        return self.tokens.count
 
 
 class Hold(Handle):
@@ -351,7 +352,7 @@ class Running(Hold):
         self.work = self.failed = None
         self.held = held
         self.row = -1
-        self.names = NamedTokens(core.keys, match.tokens, match.key, match.single, match.extra)
+        self.names = NamedTokens(core.keys, match.tokens, match.key)
         self.planned = self.open_steps = 0
         self.lost = False
         self.reached = match.reached

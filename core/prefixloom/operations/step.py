@@ -26,9 +26,9 @@ from ..device.kernels import index_of
 from ..device.pool import ABSENT, PageSpan, Pool, Stage
 from ..device.streams import Stream, enqueue
 from ..errors import CapacityError, InputError, PluginError, PrefixloomError, ProtocolError
+from ..keys.lookahead import Lookahead, Seen
 from ..tree.holdings import StateHolding, Track
 from ..tree.lane import Lane
-from ..tree.lookahead import Lookahead, Seen
 from ..tree.state_lane import StateLane
 from .retain import commit
 from .room import make_room

@@ -40,7 +40,7 @@ from .frame import (
     decode_record,
     encode_header,
 )
-from .keys import Key, key, links, next_link
+from .keys import Key, key
 from .record import MAX_PAYLOAD, MAX_POSITION, Record, flat
 from .url import UrlOption, options_of, seconds, shown_url, without_passwords, yes_or_no
 
@@ -76,8 +76,6 @@ __all__ = [
     "flat",
     "function",
     "key",
-    "links",
-    "next_link",
     "opened",
     "opened_by_url",
     "options_of",

@@ -21,7 +21,7 @@ from .keys import Key
 from .record import MAX_PAYLOAD, MAX_POSITION, Record
 
 MAGIC = b"PLoomRec"
-VERSION = 2
+VERSION = 3
 HEADER_BYTES = 256
 
 # The checksum of the header stands last in the first part. It covers the version, a zero, the checksum's number and the

@@ -4,9 +4,8 @@ This module says under which key a piece lies in a store, which pieces a boundar
 the answer of a store is the piece that was asked for. It keeps spare buffers for their content. It does not know how or
 when pieces are read.
 
-The key of a piece is the same in every process. It follows from the tree's key up to the end of its tree page (a chain
-of links, one per page) and from the fingerprint of its component. A page with an extra key that means nothing to other
-processes has no link; so it has no address, and nor have the pieces below it.
+The key of a piece is the same in every process. It follows from the identity of its tree page (``keys.pages``) and from
+the fingerprint of its component.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ import attrs
 
 from ..contract.fingerprints import component_fingerprint
 from ..contract.identity import Identity
-from ..storage import Fingerprint, Key, Miss, Record, Refused, key, next_link
-from ..storage.keys import root_link
-from ..tree.keys import KeyMaker
+from ..keys.elements import KeyMaker
+from ..keys.pages import PageChain
+from ..storage import Fingerprint, Key, Miss, Record, Refused, key
 from ..tree.lane import Lane, PageLane
 from ..tree.radix import Node, Root
 from .host_lane import HostLane
@@ -36,32 +35,18 @@ def fingerprint(lane: Lane, page: int, identity: Identity) -> Fingerprint:
     return component_fingerprint(part, manifest, lane.pool.entries, page, identity)
 
 
-def chain(keys: KeyMaker, link: bytes | None, key_bytes: bytes, page_bytes: int) -> list[bytes | None]:
-    """The links of the pages of ``key_bytes``, which follow ``link``; None from the first page without a link on."""
-    found: list[bytes | None] = []
-    for at in range(0, len(key_bytes), page_bytes):
-        meaning = keys.meaning(key_bytes[at : at + page_bytes]) if link is not None else None
-        link = None if meaning is None or link is None else next_link(link, *meaning)
-        found.append(link)
-    return found
-
-
-def links_at(keys: KeyMaker, node: Node, page_bytes: int, count: int) -> list[bytes | None]:
-    """The links of the first ``count`` or more pages of a node's edge. They are remembered at the node."""
+def links_at(chain: PageChain, keys: KeyMaker, node: Node, count: int) -> list[bytes]:
+    """Return the identities of the first ``count`` or more pages of a node's edge. The node remembers them."""
     lacking: list[tuple[Any, int]] = [(node, count)]
     above: Any = node.parent
-    while above.parent is not None and len(above.links or ()) * page_bytes < len(above.first) + len(above.rest):
-        lacking.append((above, (len(above.first) + len(above.rest)) // page_bytes))
+    while above.parent is not None and len(above.links or ()) * chain.page < above.end - above.parent.end:
+        lacking.append((above, (above.end - above.parent.end) // chain.page))
         above = above.parent
-    if above.parent is None:
-        assert isinstance(above, Root)
-        link: bytes | None = root_link(above.namespace)
-    else:
-        link = above.links[-1]
+    link = chain.root(above.namespace) if isinstance(above, Root) else above.links[-1]
     for each, pages in reversed(lacking):
         known = each.links = each.links or []
-        key = each.key[len(known) * page_bytes : pages * page_bytes]
-        known += chain(keys, known[-1] if known else link, key, page_bytes)
+        if len(known) < pages:
+            known += chain.pages(keys.tokens_in(each.key), known[-1] if known else link, len(known), pages)
         link = known[-1]
     return node.links  # type: ignore[attr-defined, no-any-return]
 

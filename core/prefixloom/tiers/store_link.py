@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol
 from ..contract.identity import Identity
 from ..device.flight import Work
 from ..device.timeline import Kind
+from ..keys.pages import PageChain
 from ..operations.state import Core, Hold
 from ..storage import Backend, Fingerprint, Reason
 from ..tree.radix import Node
@@ -86,6 +87,7 @@ class StoreLink:
         self.fingerprints: dict[int, Fingerprint] = {}
         self.completions = Completions(self.consensus)
         self.spares = Spares()
+        self.chain = PageChain(core.shape.page, core.shape.lookahead)
 
     def attach(self, store: GuardedStore | None) -> None:
         """Replace the store by ``store``; None: there is none any more."""

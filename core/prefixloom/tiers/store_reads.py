@@ -27,12 +27,11 @@ from ..operations.publish import add_nodes
 from ..operations.state import Match, Running
 from ..operations.tier_answers import Restored
 from ..storage import Backend, Key, Record
-from ..storage.keys import root_link
 from ..tree.lane import PageLane
 from ..tree.radix import Node
 from .consensus import LocalConsensus
 from .host_lane import HostLane, Moves, Pins
-from .pieces import SLICE, Piece, Spares, calls_of, chain, checked, pages_of, piece_key, slices, spans_of, total
+from .pieces import SLICE, Piece, Spares, calls_of, checked, pages_of, piece_key, slices, spans_of, total
 from .restore import restore_more
 from .store_link import StoreLink
 
@@ -112,7 +111,7 @@ class Fetch:
         self._until: float | None = None
         self._ticket: int  # of the search, or of the slice that is read
         self._ticket_done: bool
-        self._links: list[bytes | None] = []
+        self._links: list[bytes] = []
 
     def start(self) -> None:
         """Begin to search."""
@@ -156,12 +155,11 @@ class Fetch:
     def _find(self, backend: Backend) -> tuple[FoundInStore]:
         """Find the deepest boundary. It runs on the store's thread, and reads nothing that may change meanwhile."""
         core = self.link.core
-        page, size = core.shape.page, core.index.tree.page_bytes
+        page, chain = core.shape.page, self.link.chain
         if not self._links:
-            key = self.key[: self.limit // page * size]
-            self._links = chain(core.keys, root_link(self.match.namespace), key, size)
-        whole = next((n for n, link in enumerate(self._links) if link is None), len(self._links))
-        depth = min(self.limit, whole * page)
+            root = chain.root(self.match.namespace)
+            self._links = chain.pages(self.match.tokens, root, end=self.limit // page)
+        depth = self.limit
         closed = [lane for lane in self.link.copies.lanes if lane.closed_upward]
         if closed:
             depth = self._path_depth(backend, closed, depth)
@@ -181,7 +179,7 @@ class Fetch:
     def _why_not(self, backend: Backend) -> str:
         """The store's reason for the first missing piece, if it is another one than its absence."""
         at = self.base
-        if at // self.link.core.shape.page >= len(self._links) or self._links[at // self.link.core.shape.page] is None:
+        if at // self.link.core.shape.page >= len(self._links):
             return ""
         lane = self.link.copies.lanes[0]
         end = at + self.link.core.shape.page
@@ -205,7 +203,6 @@ class Fetch:
 
     def _key(self, lane: HostLane, start: int, end: int) -> Key:
         link = self._links[(end - 1) // self.link.core.shape.page]
-        assert link is not None
         return piece_key(lane, self.link.fingerprints[lane.index], link, start, end)
 
     # ------------------------------------------------------------ reading
@@ -414,7 +411,7 @@ def place(fetch: Fetch, brought: Brought, whole: bool) -> None:
         return
     width, key, match = core.index.tree.element_bytes, fetch.key, fetch.match
     if match.extra:  # its sequence may have ended, and the numbers of its extra keys have been forgotten
-        key = core.keys.widen(core.keys.name_extra(match.tokens, match.extra))
+        key = core.keys.name(match.tokens)
     root = core.index.root(match.namespace)
     root.leases += 1
     run: list[Node] = []

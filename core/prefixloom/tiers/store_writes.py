@@ -56,7 +56,7 @@ class StoreWrites:
         self.queue: deque[tuple[HostLane, Node]] = deque()
         self.calls: list[Writing] = []
         self.let_go: dict[int, Callable[[], None]] = {}
-        self.handed = self.stored = self.refused = self.unnamed = 0
+        self.handed = self.stored = self.refused = 0
 
     def offer(self, lane: HostLane, node: Node) -> None:
         self.queue.append((lane, node))
@@ -147,7 +147,7 @@ class StoreWrites:
                 return
 
     def pieces(self, lane: HostLane, node: Node, cell: HostCell, most: int) -> list[PieceToStore]:
-        """The pieces of the next ``most`` places of a cell that have an address in the store."""
+        """The pieces of the next ``most`` places of a cell to store."""
         core = self.link.core
         found: list[PieceToStore] = []
         start, end = node.parent.end, node.end
@@ -162,13 +162,9 @@ class StoreWrites:
             ]
         if not spans:
             return found
-        links = links_at(core.keys, node, core.index.tree.page_bytes, (spans[-1][1] - 1 - start) // core.shape.page + 1)
+        links = links_at(self.link.chain, core.keys, node, (spans[-1][1] - 1 - start) // core.shape.page + 1)
         for low, high, slot in spans:
-            link = links[(high - 1 - start) // core.shape.page]
-            if link is None:
-                self.unnamed += 1
-            else:
-                found.append((link, low, high, slot))
+            found.append((links[(high - 1 - start) // core.shape.page], low, high, slot))
         return found
 
     def _put(self, lane: HostLane, node: Node, cell: HostCell, pieces: Sequence[PieceToStore]) -> None:

@@ -19,7 +19,8 @@ from ..contract.queues import Queue
 from ..contract.reach import Interval, merged
 from ..contract.values import Tier
 from ..device.pool import ABSENT, present
-from .keys import KeyMaker, Tokens
+from ..keys.elements import KeyMaker
+from ..keys.tokens import Tokens
 from .radix import Node, Root, descendants, path_key
 
 MOST = 1 << 16

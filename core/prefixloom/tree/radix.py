@@ -93,7 +93,7 @@ class Counted(Node):
     def __init__(self, parent: Node | None, first: bytes | None, rest: bytes, end: int, width: int) -> None:
         super().__init__(parent, first, rest, end, width)
         self.hits = 0
-        self.links: list[bytes | None] | None = None
+        self.links: list[bytes] | None = None
 
     def above(self, rest: bytes, end: int, pages: int) -> Counted:
         upper = super().above(rest, end, pages)

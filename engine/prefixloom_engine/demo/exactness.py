@@ -16,7 +16,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from prefixloom import Cache, MatchPlan, encode
+from prefixloom import Cache, MatchPlan, Tokens, encode
 
 from ..contract.requests import Answer, Request
 from ..serving.engine import Engine
@@ -25,7 +25,6 @@ TOLERANCE = {"float64": 1e-10, "float32": 1e-3}
 """By dtype: how far a log-probability of the built-in model may differ, since sums are taken in another order."""
 TOLERANCE_OF_OTHER_MODELS = 1e-3
 """The same for other models, in which states and routers stay in float32 whatever the dtype."""
-TOKEN_BYTES = 4
 """How many bytes a token has in an encoded key."""
 ContentName = tuple[str, bytes]
 """A component, and the digest of all tokens up to the end of a page or state."""
@@ -116,13 +115,13 @@ class ContentLedger:
         self._visit(key, [self.cache.match(key, leave=1)], self._judge)
 
     def _visit(
-        self, key: bytes, plans: Sequence[MatchPlan], visitor: Callable[[bool, ContentName, Tensor], None]
+        self, key: Tokens, plans: Sequence[MatchPlan], visitor: Callable[[bool, ContentName, Tensor], None]
     ) -> None:
         """Call ``visitor(is_state, name, content)`` for each page and state that these plans would restore."""
         for part in self.cache.composition.parts:
             buffers = self.cache.pool(part.name).buffers.values()
             for end, slot in sorted({each for plan in plans for each in restored_slots(part, plan)}):
-                name = (part.name, hashlib.blake2b(key[: end * TOKEN_BYTES], digest_size=16).digest())
+                name = (part.name, hashlib.blake2b(key.part(0, end), digest_size=16).digest())
                 content = torch.cat([buffer[:, slot].flatten().view(torch.uint8) for buffer in buffers])
                 visitor(not part.page_tokens, name, content)
 

@@ -112,7 +112,7 @@ class Question:
 def can_be_asked(request: Request) -> bool:
     """Whether a prompt has tokens alone, not too many for one message, and wants no more than an answer says."""
     plain = not request.inputs and not request.top_logprobs and request.hand_over is None
-    return plain and 4 * len(request.tokens) <= LONGEST_FRAME
+    return plain and len(encode(request.tokens)) <= LONGEST_FRAME
 
 
 def encode_question(question: Question, cache: Cache) -> list[bytes]:

@@ -13,7 +13,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from prefixloom import Cache, Identity, InputError, encode
+from prefixloom import Cache, Identity, InputError, PageChain, encode
 from prefixloom.storage import (
     HEADER_BYTES,
     Algorithm,
@@ -25,7 +25,6 @@ from prefixloom.storage import (
     decode_header,
     encode_header,
     key,
-    links,
 )
 
 from ..contract.handover import Handover
@@ -111,7 +110,8 @@ class ContentKeys:
 
     def of(self, runs: Sequence[ContentRun]) -> list[Key]:
         told = encode(list(self.tokens))
-        (link,) = links(self.identity.namespace(self.namespace), told, len(told))  # of all tokens as one page
+        chain = PageChain(told.count)  # all tokens are one page
+        (link,) = chain.pages(told, chain.root(self.identity.namespace(self.namespace)))
         names = {run.component for run in runs}
         fingerprints = {name: self.cache.fingerprint(name, self.identity) for name in names}
         return [key(link, run.component, run.start, run.end, fingerprints[run.component]) for run in runs]

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from prefixloom import encode
-from prefixloom_resumable import page_digest, pages_of
+from prefixloom import PageChain, encode
 
 from ..routing.contract import RoutingRequest
 
@@ -59,8 +58,4 @@ class SentPrompts:
 
 def links_of(tokens: Sequence[int], namespace: str) -> tuple[int, ...]:
     """A number for each whole page, which stands for all tokens up to its end, and for the namespace."""
-    digest, links = namespace.encode("utf-8", "surrogatepass"), []
-    for page, extra in pages_of(encode(tokens).keyed(()), PAGE, 0):
-        digest = page_digest(digest, page, extra)
-        links.append(int.from_bytes(digest[:8], "big"))
-    return tuple(links)
+    return tuple(PageChain(PAGE).numbers(encode(tokens), namespace))

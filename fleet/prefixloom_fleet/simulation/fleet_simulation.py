@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import attrs
 
-from prefixloom import Cache, InputError, ProtocolError, SequenceNeeds
+from prefixloom import Cache, InputError, PageChain, ProtocolError, SequenceNeeds
 from prefixloom.lab import LabRequest, SeenPrefixes, Setup
 from prefixloom.lab.replay import Active
 from prefixloom.lab.setup import outcomes_of
@@ -25,7 +25,7 @@ from ..routing import RoutingPolicy, RoutingRequest, find_policy
 from .fleet_outcome import FleetOutcome, ReplicaFigures, rounded_wait
 from .known import KnownReplica
 from .outages import Outage, check_outages
-from .prefix_index import PrefixIndex, page_links
+from .prefix_index import PrefixIndex
 from .repeated import RepeatedTrace
 from .replica import SimulatedReplica
 from .shared_store import BytesOfBoundaries, SharedStore, StoreSpeed
@@ -103,6 +103,7 @@ class Fleet:
         """A composed cache for the first replica. What all have in common is read of it."""
         self._composition = self._spare.composition
         self._page = self._composition.page
+        self._chain = PageChain(self._page, self._composition.lookahead)
         self._policy = policy or find_policy(setup.routing, follows=setup.late is not None)
         self._index: PrefixIndex | None = None
         """Made when a policy first asks, since following all caches takes as long as the rest."""
@@ -220,7 +221,7 @@ class Fleet:
 
     def _described(self, request: LabRequest) -> RoutingRequest:
         prompt = request.prompt
-        links = page_links(request.namespace, prompt.tokens(), self._page, self._composition.lookahead)
+        links = self._chain.numbers(prompt.tokens(), request.namespace)
         return RoutingRequest(
             prompt, prompt.count, request.output, request.namespace, request.session, links, self._page
         )

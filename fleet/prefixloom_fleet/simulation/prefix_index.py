@@ -3,7 +3,7 @@
 It follows the journals of the caches, as a publisher of events does, and derives from them where requests can resume
 (``prefixloom_resumable``). What it hears counts for routers only ``late`` seconds after it happened.
 
-A prefix is a number: the link of its last page (``page_links``). So one look answers for a thousand replicas.
+A prefix is a number: the identity of its last page (``PageChain.number``). So one look answers for a thousand replicas.
 """
 
 from __future__ import annotations
@@ -13,26 +13,12 @@ from collections.abc import Iterable, Sequence
 
 import attrs
 
-from prefixloom import Cache, Change, Path
-from prefixloom_resumable import TOKEN_BYTES, PageRange, ResumablePages, Run
+from prefixloom import Cache, Change, PageChain, Path
+from prefixloom_resumable import PageRange, ResumablePages, Run
 
+number = PageChain.number
 HAS, RESUMES = 1, 2
 """Bits: a replica has the page under full attention; it can resume at the page's end."""
-
-
-def page_links(namespace: str, tokens: bytes, page: int, lookahead: int = 0) -> list[int]:
-    """A number for each whole page of encoded tokens, which stands for all text up to its end and the namespace."""
-    return _links(hash(namespace), tokens, 0, (len(tokens) // TOKEN_BYTES - lookahead) // page, page, lookahead)
-
-
-def _links(link: int, tokens: bytes, first: int, end: int, page: int, lookahead: int) -> list[int]:
-    """The links of the pages [first, end) of ``tokens``, below a page whose link is ``link``."""
-    width, ahead = page * TOKEN_BYTES, lookahead * TOKEN_BYTES
-    found = []
-    for start in range(first * width, end * width, width):
-        link = hash((link, bytes(tokens[start : start + width + ahead])))
-        found.append(link)
-    return found
 
 
 @attrs.frozen
@@ -51,8 +37,7 @@ class FollowedCache:
     def __init__(self, cache: Cache) -> None:
         self._journal = cache.journal()
         self._cache = cache
-        self._page, self._lookahead = cache.composition.page, cache.composition.lookahead
-        self._pages = ResumablePages(cache.composition, hash, tiers=("device",), namer=self._name)
+        self._pages = ResumablePages(cache.composition, str, tiers=("device",), namer=self._name)
         reaches = {part.name: part.reach for part in cache.composition.parts}
         paths = [each for each in self._pages.holders if isinstance(reaches[each.component], Path)]
         self._full = paths[0] if paths else None
@@ -70,7 +55,8 @@ class FollowedCache:
         before = self._pages.everything() if any(each.kind == "cleared" for each in changes) else None
         found: list[tuple[int, int, bool]] = []
         if before is not None:
-            found += ((link, bit, False) for run, _ in before.runs for link in run.names for bit in (HAS, RESUMES))
+            links = (number(name) for run, _ in before.runs for name in run.names)
+            found += ((link, bit, False) for link in links for bit in (HAS, RESUMES))
         differences = self._pages.apply(changes)
         gone, come = differences.resumable(0)
         found += self._bits(gone, RESUMES, False) + self._bits(come, RESUMES, True)
@@ -83,7 +69,7 @@ class FollowedCache:
         for each in (*gone, *come):
             first, end = each.first // parts, -(-each.end // parts)
             kept = each.run.kept[index]
-            names = self._pages.names(PageRange(each.run, first, end))
+            names = map(number, self._pages.names(PageRange(each.run, first, end)))
             found += [
                 (link, HAS, kept >> place * parts & whole == whole)
                 for link, place in zip(names, range(first, end), strict=True)
@@ -91,11 +77,11 @@ class FollowedCache:
         return found
 
     def _bits(self, ranges: Iterable[PageRange], bit: int, now: bool) -> list[tuple[int, int, bool]]:
-        return [(link, bit, now) for each in ranges for link in self._pages.names(each)]
+        return [(number(name), bit, now) for each in ranges for name in self._pages.names(each)]
 
-    def _name(self, run: Run, first: int, end: int) -> list[int]:
-        above = run.name_above(first)
-        return _links(run.label if above is None else above, run.tokens, first, end, self._page, self._lookahead)
+    def _name(self, run: Run, first: int, end: int) -> list[bytes]:
+        chain = self._pages.chain
+        return chain.pages(run.tokens, run.name_above(first) or chain.root(run.label), first, end)
 
 
 class PrefixIndex:

@@ -1,8 +1,8 @@
 """Block hashes: a page's name, made of everything before it.
 
-The digest of a page is that of ``prefixloom_resumable.page_digest``; that of the root is made of the cache salt and the
-adapter's name. So nothing of two namespaces has the same hash, and whoever knows the tokens can compute the hashes. On
-the wire a hash is the first 8 bytes of the digest, as an unsigned number.
+The digest of a page is that of ``prefixloom.PageChain``; that of the root is made of the cache salt and the adapter's
+name. So nothing of two namespaces has the same hash, and whoever knows the tokens can compute the hashes. On the wire a
+hash is the first 8 bytes of the digest, as an unsigned number.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import hashlib
 import json
 
 import attrs
+
+from prefixloom import PageChain
 
 
 @attrs.frozen
@@ -21,14 +23,17 @@ class PageLabel:
     lora_name: str | None = None
 
 
-def root_digest(label: PageLabel) -> bytes:
-    said = json.dumps([label.salt, label.lora_name]).encode()
-    return hashlib.blake2b(said, digest_size=16, person=b"loom.events.root").digest()
+def root_digest(label: PageLabel, chain: PageChain) -> bytes:
+    """Return the digest before the first page of a namespace."""
+    return chain.root(json.dumps([label.salt, label.lora_name]))
 
 
 def salt_digest(label: PageLabel) -> str | None:
     """Return what events say in place of a salt, which is a secret of who uses it. A router asks for the same."""
-    return root_digest(label).hex() if label.salt else None
+    if not label.salt:
+        return None
+    said = json.dumps([label.salt, label.lora_name]).encode()
+    return hashlib.blake2b(said, digest_size=16, person=b"loom.events.root").hexdigest()
 
 
 def block_hash(digest: bytes, part: int = -1) -> int:

@@ -12,16 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from prefixloom import Change, Reach, Window
-from prefixloom_resumable import (
-    TOKEN_BYTES,
-    Differences,
-    ExtraKey,
-    Holder,
-    PageRange,
-    ResumablePages,
-    Run,
-    page_digest,
-)
+from prefixloom_resumable import Differences, Holder, PageRange, ResumablePages, Run
 
 from .hashes import PageLabel, block_hash, root_digest, salt_digest
 from .wire import (
@@ -34,7 +25,6 @@ from .wire import (
     KVEvent,
     plain_key,
     plain_text,
-    token_list,
 )
 
 
@@ -72,15 +62,8 @@ class Mirror:
 
     def _digests(self, run: Run, first: int, end: int) -> list[bytes]:
         """The digests of some pages of a run."""
-        digest, found = run.name_above(first) or root_digest(run.label), []
-        pages = PageRange(run, first, end)
-        tokens, extras = self._pages.tokens(pages), self._pages.extras(pages)
-        width, ahead = self.page * TOKEN_BYTES, self.lookahead * TOKEN_BYTES
-        for at in range(end - first):
-            key = tokens[at * width : (at + 1) * width + ahead]
-            digest = page_digest(digest, key, extras[at] if extras else ())
-            found.append(digest)
-        return found
+        chain = self._pages.chain
+        return chain.pages(run.tokens, run.name_above(first) or root_digest(run.label, chain), first, end)
 
     # ------------------------------------------------------------ events
     def _events(self, found: Differences) -> list[KVEvent]:
@@ -143,12 +126,11 @@ class Mirror:
         if holder is not None:
             (kind, window), size = self._kinds[holder.place], self.page // parts
         hashes = self._hashes([pages], holder)
-        tokens = self._pages.tokens(pages, parts)[: len(hashes) * size * TOKEN_BYTES]
         extras = self._pages.extras(pages) if parts == 1 else None
         return BlockStored(
             hashes,
             self._before(run, pages.first, parts),
-            token_list(tokens),
+            self._pages.tokens(pages, parts).tolist(),
             size,
             None,
             medium,
@@ -157,7 +139,7 @@ class Mirror:
             group_idx=group,
             kv_cache_spec_kind=kind,
             kv_cache_spec_sliding_window=window,
-            lookahead_token_ids=self._looked_at(pages) if self.lookahead and parts == 1 else None,
+            lookahead_token_ids=self._pages.looked_at(pages) if self.lookahead and parts == 1 else None,
             cache_salt=salt_digest(run.label),
             component=None if holder is None else holder.component,
         )
@@ -171,12 +153,6 @@ class Mirror:
         if digest is None:
             return None
         return block_hash(digest, parts - 1) if parts > 1 else block_hash(digest)
-
-    def _looked_at(self, pages: PageRange) -> list[list[int]]:
-        """The tokens behind each page that its content depends on."""
-        width = self.page * TOKEN_BYTES
-        each = [PageRange(pages.run, at, at + 1) for at in range(pages.first, pages.end)]
-        return [token_list(self._pages.tokens(page)[width:]) for page in each]
 
 
 def _group_of(holder: Holder) -> int:
@@ -195,7 +171,7 @@ def _kind_of(reach: Reach) -> tuple[str | None, int | None]:
     return None, None
 
 
-def _extra_keys(extra: tuple[ExtraKey, ...]) -> list[Any] | None:
+def _extra_keys(extra: Sequence[tuple[int, int, bool, Any]]) -> list[Any] | None:
     """The extra keys of a block, each with the position in it from which on it holds."""
     if not extra:
         return None

@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from prefixloom import encode
-from prefixloom_resumable import page_digest, pages_of
+from prefixloom import PageChain, encode
 
 from .hashes import PageLabel, block_hash, root_digest
 from .wire import PAGES, AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
@@ -118,25 +117,23 @@ class RebuiltCache:
             return 0
         pages, resumable = self.blocks.get((PAGES, medium), set()), self.blocks.get((group, medium), set())
         found = 0
-        for end, digest in self._digests(tokens, **named):
+        for page, digest in self._digests(tokens, **named):
             block = block_hash(digest)
             if block not in pages:
                 break
             if block in resumable:
-                found = end
+                found = page * self._page
         return found
 
     def _digests(
         self, tokens: Any, salt: str | None = None, lora_name: str | None = None, extra: Iterable[Any] = ()
     ) -> Iterable[tuple[int, bytes]]:
-        """The end and the digest of each page of ``tokens``."""
+        """The digest of each page of ``tokens``, and which one it is, from 1 on."""
         if not self._page:
             return
-        digest, end = root_digest(PageLabel(salt, lora_name)), 0
-        for key, keys in pages_of(encode(tokens).keyed(extra), self._page, self._lookahead):
-            digest = page_digest(digest, key, keys)
-            end += self._page
-            yield end, digest
+        chain = PageChain(self._page, self._lookahead)
+        digests = chain.pages(encode(tokens).keyed(extra), root_digest(PageLabel(salt, lora_name), chain))
+        yield from enumerate(digests, 1)
 
     def same_as(self, other: RebuiltCache) -> bool:
         """Whether both have the same blocks."""

@@ -9,7 +9,6 @@ A message has three frames: the topic, the batch's sequence number in 8 bytes (b
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -114,11 +113,6 @@ def plain_key(key: Any) -> str | bytes | int:
     if type(key) in (bytes, bool) or (type(key) is int and -(1 << 63) <= key < 1 << 64):
         return key  # type: ignore[no-any-return]
     return plain_text(key if type(key) is str else repr(exact_key(key)))
-
-
-def token_list(encoded: bytes) -> list[int]:
-    """Tokens from their encoded form."""
-    return list(struct.unpack(f"<{len(encoded) // 4}I", encoded))
 
 
 def is_snapshot(events: Iterable[KVEvent]) -> bool:

@@ -2,7 +2,6 @@
 
 | module | for |
 |---|---|
-| ``paths`` | what a page of a path is, its digest, and its extra keys |
 | ``runs`` | pages that follow each other, and bits for what is known of them |
 | ``boundaries`` | at the end of which pages requests can resume |
 | ``pages`` | which pages are cached and lead to a boundary, and what has changed of both |
@@ -17,21 +16,16 @@ from __future__ import annotations
 from .announcements import Announcements
 from .boundaries import Holder
 from .pages import Differences, PageRange, ResumablePages
-from .paths import TOKEN_BYTES, ExtraKey, page_digest, pages_of
 from .runs import Before, Run, ones, stretches
 
 __all__ = [
-    "TOKEN_BYTES",
     "Announcements",
     "Before",
     "Differences",
-    "ExtraKey",
     "Holder",
     "PageRange",
     "ResumablePages",
     "Run",
     "ones",
-    "page_digest",
-    "pages_of",
     "stretches",
 ]

@@ -16,10 +16,9 @@ from typing import Any
 
 import attrs
 
-from prefixloom import Change, Tokens
+from prefixloom import Change, PageChain, Tokens
 
 from .boundaries import Boundaries, Holder
-from .paths import TOKEN_BYTES, ExactSpan, ExtraKey, Span, cut, exact, extras_of
 from .runs import Before, Run, halved, ones, stretches
 
 Namer = Callable[[Run, int, int], "list[Any]"]
@@ -101,6 +100,7 @@ class ResumablePages:
         """
         self.page: int = composition.page
         self.lookahead: int = composition.lookahead
+        self.chain = PageChain(self.page, self.lookahead)
         self._root_of = root_of
         self._namer = namer
         if tiers is None:
@@ -171,16 +171,12 @@ class ResumablePages:
         """How many pages it knows."""
         return sum(run.live for run in self._all())
 
-    def path(self, namespace: str, tokens: Tokens, extra: Sequence[Span] = ()) -> list[tuple[Run, int]]:
-        """The pages of a path that are known, from its beginning on, as runs and how many of the first pages of each.
-
-        ``extra`` are the spans of its extra keys.
-        """
+    def path(self, namespace: str, tokens: Tokens) -> list[tuple[Run, int]]:
+        """Return the pages of a path that are known: runs, and how many of the first pages of each."""
         root = self._roots.get(namespace)
-        whole = (tokens.count - self.lookahead) // self.page
         if root is None:
             return []
-        run, used = self._find(root, tokens, exact(tokens.keyed(extra).extra), whole)
+        run, used = self._find(root, tokens, self.chain.whole(tokens.count))
         return _path_to(run, min(used, run.live))
 
     def names(self, pages: PageRange) -> list[Any]:
@@ -196,21 +192,26 @@ class ResumablePages:
                 each.names += self._namer(each, len(each.names), upto)
         return run.names[pages.first : end]
 
-    def tokens(self, pages: PageRange, parts: int = 1) -> bytes:
-        """The encoded tokens of some pages, and with a lookahead of L the L that follow.
+    def tokens(self, pages: PageRange, parts: int = 1) -> Tokens:
+        """The tokens of some pages.
 
         ``parts``  how many of these pages a page of the tree has: those of a component may be smaller
         """
-        width = self.page // parts * TOKEN_BYTES
-        return pages.run.tokens[pages.first * width : pages.end * width + self.lookahead * TOKEN_BYTES]
+        size = self.page // parts
+        return pages.run.tokens.piece(pages.first * size, pages.end * size)
 
-    def extras(self, pages: PageRange) -> list[tuple[ExtraKey, ...]] | None:
-        """The extra keys of each of some pages; None if none has any."""
-        run = pages.run
-        if not run.spans:
+    def looked_at(self, pages: PageRange) -> list[list[int]]:
+        """The tokens behind each of some pages that its content depends on."""
+        ends = range((pages.first + 1) * self.page, (pages.end + 1) * self.page, self.page)
+        return [pages.run.tokens.part(end, end + self.lookahead).tolist() for end in ends]
+
+    def extras(self, pages: PageRange) -> list[tuple[tuple[int, int, bool, Any], ...]] | None:
+        """The extra keys of each of some pages, as ``Tokens.extra_in`` has them; None if none has any."""
+        tokens, width = pages.run.tokens, self.page + self.lookahead
+        if not tokens.extra:
             return None
-        spans = [(lo, hi, key) for lo, hi, _, key in run.spans]
-        found = [*extras_of(spans, self.page, self.lookahead, run.first + pages.first, run.first + pages.end)]
+        starts = range(pages.first * self.page, pages.end * self.page, self.page)
+        found = [tokens.extra_in(start, start + width) for start in starts]
         return found if any(found) else None
 
     # ------------------------------------------------------------ changes
@@ -220,18 +221,17 @@ class ResumablePages:
         stored = change.kind == "stored"
         upto = change.boundary or max(hi for _, hi in change.spans)
         count = -(-upto // self.page)
-        spans = exact(change.tokens.extra)
         root = self._roots.get(change.namespace)
         if root is None:
             root = self._new(None, self._root_of(change.namespace), change.namespace)
             self._roots[change.namespace] = root
-        run, used = self._find(root, change.tokens, spans, count)
+        run, used = self._find(root, change.tokens, count)
         if run.first + used < count:
             if not stored:
                 raise LookupError("a change removes what was not stored")
-            run, used = self._extend(run, used, change.tokens, spans, count)
+            run, used = self._extend(run, used, change.tokens, count)
             if self._former:
-                self._name_again(change.namespace, run, change.tokens, spans, count)
+                self._name_again(change.namespace, run, change.tokens, count)
         size, parts = self.page // holder.parts, holder.parts
         if change.boundary is not None:
             self._note(run, holder, used - 1, used, stored)
@@ -267,47 +267,28 @@ class ResumablePages:
             self._touched.append(run)
 
     # ------------------------------------------------------------ paths
-    def _find(self, root: Run, tokens: Tokens, spans: tuple[ExactSpan, ...], count: int) -> tuple[Run, int]:
+    def _find(self, root: Run, tokens: Tokens, count: int) -> tuple[Run, int]:
         """The deepest run on the first ``count`` pages of a path, and how many of its pages are on it."""
         run, used, at = root, 0, 0
         while at < count and used == run.count:
-            child = run.children.get(self._identity(tokens, spans, at))
+            child = run.children.get(self._identity(tokens, at))
             if child is None:
                 break
-            run, used = child, self._common(child, tokens, spans, count - at)
+            run, used = child, self._common(child, tokens, count - at)
             at += used
         return run, used
 
-    def _identity(self, tokens: bytes, spans: tuple[ExactSpan, ...], page: int, first: int = 0) -> Any:
-        """What a page of a path is, among those below the same page. ``first``: the page that ``tokens`` begin at."""
-        start, end = page * self.page, (page + 1) * self.page + self.lookahead
-        begin = first * self.page
-        key = bytes(tokens[(start - begin) * TOKEN_BYTES : (end - begin) * TOKEN_BYTES])
-        own = cut(spans, start, end) if spans else ()
-        return (key, own) if own else key
+    def _identity(self, tokens: Tokens, page: int) -> bytes:
+        """What a page of ``tokens`` is, among those below the same page."""
+        start = page * self.page
+        return tokens.identity(start, start + self.page + self.lookahead)
 
-    def _common(self, run: Run, tokens: Tokens, spans: tuple[ExactSpan, ...], most: int) -> int:
+    def _common(self, run: Run, tokens: Tokens, most: int) -> int:
         """How many of the first pages of ``run`` a path has that comes to it. It has ``most`` pages from there on."""
-        width, ahead = self.page * TOKEN_BYTES, self.lookahead * TOKEN_BYTES
-        at, start = run.first * width, run.first * self.page
-
-        def are_common(pages: int) -> bool:
-            if not tokens.startswith(run.tokens[: pages * width + ahead], at):
-                return False
-            end = start + pages * self.page + self.lookahead
-            return not (spans or run.spans) or cut(spans, start, end) == cut(run.spans, start, end)
-
-        high = min(run.count, most)
-        if are_common(high):  # so it is for nearly all changes
-            return high
-        common = 1  # the first page is common, since its identity is
-        while high - common > 1:
-            middle = (common + high) // 2
-            if are_common(middle):
-                common = middle
-            else:
-                high = middle
-        return common
+        start = run.first * self.page
+        most = min(run.count, most)
+        piece = tokens.piece(start, start + most * self.page + self.lookahead)
+        return min(most, self.chain.whole(piece.common(run.tokens)))
 
     def _new(self, parent: Run | None, label: Any, identity: Any) -> Run:
         run = Run(parent, label, identity, len(self.holders), len(self.tiers))
@@ -317,17 +298,15 @@ class ResumablePages:
             parent.children[identity] = run
         return run
 
-    def _extend(self, run: Run, used: int, tokens: Tokens, spans: tuple[ExactSpan, ...], count: int) -> tuple[Run, int]:
+    def _extend(self, run: Run, used: int, tokens: Tokens, count: int) -> tuple[Run, int]:
         """Add the pages of a path behind the first ``used`` ones of ``run``."""
         at = run.first + used
         if used < run.count:
             self._split(run, used)
         if run.parent is None or run.children:
-            run = self._new(run, run.label, self._identity(tokens, spans, at))
-        start, end = run.first * self.page, count * self.page + self.lookahead
+            run = self._new(run, run.label, self._identity(tokens, at))
         self._touch(run)
-        run.tokens = bytes(tokens[start * TOKEN_BYTES : end * TOKEN_BYTES])
-        run.spans = cut(spans, start, end)
+        run.tokens = tokens.piece(run.first * self.page, count * self.page + self.lookahead)
         run.count = run.live = count - run.first
         at -= run.first
         self._changed[run] = min(self._changed.get(run, at), at)
@@ -336,19 +315,15 @@ class ResumablePages:
     def _split(self, run: Run, page: int) -> None:
         """Let ``run`` end after ``page`` of its pages. A new run below it has the others."""
         parts = self._boundaries.parts
-        first = run.first + page
-        position, spans = first * self.page, run.spans
-        identity = self._identity(run.tokens, spans, first, run.first)
+        first, identity = run.first + page, self._identity(run.tokens, page)
         lower = Run(run, run.label, identity, len(parts), len(self.tiers))
         lower.first, lower.count = first, run.count - page
         lower.live = lower.count
         lower.children, run.children = run.children, {identity: lower}
         for child in lower.children.values():
             child.parent = lower
-        width, ahead = page * self.page * TOKEN_BYTES, self.lookahead * TOKEN_BYTES
-        lower.tokens, run.tokens = run.tokens[width:], run.tokens[: width + ahead]
-        run.spans = cut(spans, run.first * self.page, position + self.lookahead)
-        lower.spans = cut(spans, position, lower.end * self.page + self.lookahead)
+        at = page * self.page
+        lower.tokens, run.tokens = run.tokens.piece(at), run.tokens.piece(0, at + self.lookahead)
         lower.names, run.names = run.names[page:], run.names[:page]
         for index, each in enumerate(parts):
             run.kept[index], lower.kept[index] = halved(run.kept[index], page * each)
@@ -370,8 +345,7 @@ class ResumablePages:
     def _tidy(self) -> None:
         """Cut off pages of which nothing is left, and join runs between which no other path begins any more.
 
-        Runs with extra keys are not joined: it would have to be found out which spans of both are one, and in which
-        order all of them are.
+        Runs with extra keys are not joined: it would have to be found out which spans of both are one.
         """
         for run in sorted(self._untidy, key=_first_of, reverse=True):
             if not run.live or run.parent is None:
@@ -380,21 +354,19 @@ class ResumablePages:
                 self._shorten(run)
             elif len(run.children) == 1:
                 (child,) = run.children.values()
-                if not run.spans and not child.spans:
+                if not run.tokens.extra and not child.tokens.extra:
                     self._join(run, child)
         self._untidy = {}
 
     def _shorten(self, run: Run) -> None:
         run.count = run.live
-        end = run.end * self.page + self.lookahead
-        run.tokens = run.tokens[: (end - run.first * self.page) * TOKEN_BYTES]
-        run.spans = cut(run.spans, run.first * self.page, end)
+        run.tokens = run.tokens.piece(0, run.count * self.page + self.lookahead)
         run.names = run.names[: run.count]
         run.gaps = self._boundaries.gaps(run)
 
     def _join(self, run: Run, child: Run) -> None:
         """Let ``run`` have the pages of its only child, too."""
-        run.tokens = run.tokens[: run.count * self.page * TOKEN_BYTES] + child.tokens
+        run.tokens = run.tokens.piece(0, run.count * self.page).extended(child.tokens)
         if len(run.names) == run.count:
             run.names = run.names + child.names
         for index, each in enumerate(self._boundaries.parts):
@@ -410,13 +382,13 @@ class ResumablePages:
         run.count += child.count
 
     # ------------------------------------------------------------ names
-    def _name_again(self, namespace: str, run: Run, tokens: Tokens, spans: tuple[ExactSpan, ...], count: int) -> None:
+    def _name_again(self, namespace: str, run: Run, tokens: Tokens, count: int) -> None:
         """Give the pages of a path the names that they had before everything was forgotten."""
         former = self._former.get(namespace)
         if former is None or former.label != run.label:  # what a namespace is called is a part of its pages' names
             return
         names: list[Any] = []
-        for each, used in _path_to(*self._find(former, tokens, spans, count)):
+        for each, used in _path_to(*self._find(former, tokens, count)):
             names += each.names[:used]
             if len(each.names) < used:
                 break

@@ -13,7 +13,7 @@ from typing import Any
 
 import attrs
 
-from .paths import ExactSpan
+from prefixloom import Tokens, encode
 
 
 class Run:
@@ -23,8 +23,7 @@ class Run:
     ``identity``   of its first page, among the children of its parent
     ``first``      how many pages of the path lie above it
     ``count``      its pages
-    ``tokens``     of its pages, encoded, and with a lookahead of L the L that follow
-    ``spans``      the extra keys that matter to it, with positions of the path
+    ``tokens``     those of its pages, as a piece of the path, and with a lookahead of L the L that follow
     ``names``      of its first pages, for whoever follows them: what an engine calls each
     ``kept``       by holder: one bit for each page of the component that is there
     ``gaps``       by level and component: the end of the last page of the component, up to the run's end, that is *not*
@@ -38,7 +37,7 @@ class Run:
 
     __slots__ = (
         "before", "branches", "children", "count", "first", "gaps", "identity", "kept", "label", "leads", "live",
-        "names", "parent", "resumable", "spans", "tokens",
+        "names", "parent", "resumable", "tokens",
     )  # fmt: skip
 
     def __init__(self, parent: Run | None, label: Any, identity: Any, holders: int, levels: int) -> None:
@@ -47,8 +46,7 @@ class Run:
         self.identity = identity
         self.first = 0 if parent is None else parent.end
         self.count = self.live = 0
-        self.tokens = b""
-        self.spans: tuple[ExactSpan, ...] = ()
+        self.tokens: Tokens = encode(())
         self.names: list[Any] = []
         self.children: dict[Any, Run] = {}
         self.kept = [0] * holders

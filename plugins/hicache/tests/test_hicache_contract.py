@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 import pytest
 
-from prefixloom import CompositionError, StorageError, encode
+from prefixloom import CompositionError, PageChain, StorageError, encode
 from prefixloom.compose.registry import Registry
 from prefixloom.storage import (
     HEADER_BYTES,
@@ -27,7 +27,7 @@ from prefixloom.storage import (
 from prefixloom.storage import checksum as sums
 from prefixloom.storage.checksum import Checksum
 from prefixloom.storage.contract import opened
-from prefixloom.storage.keys import key, links, next_link, root_link
+from prefixloom.storage.keys import key
 from prefixloom.testing.laws.storage import ONE, key_of, record_of, same, stored
 from prefixloom_hicache import MemoryBackend
 from tests.support.names import stable
@@ -54,27 +54,18 @@ def test_what_is_opened_must_be_a_store() -> None:
 # ---------------------------------------------------------------- keys and fingerprints
 
 
-def test_a_link_depends_on_the_namespace_all_tokens_before_it_and_extra_keys() -> None:
-    whole = list(links("a", encode(range(40)), 64))
-    assert len(whole) == 2
-    assert whole == list(links("a", encode(range(32)), 64))
-    others = [list(links("b", encode(range(40)), 64)), list(links("a", encode([7, *range(1, 40)]), 64))]
-    assert all(mine != theirs for other in others for mine, theirs in zip(whole, other, strict=True))
-    assert next_link(whole[0], b"page") != next_link(whole[0], b"page", b"image")
-    assert next_link(whole[0], b"page", b"x") != next_link(whole[0], b"pagex")
-
-
 def test_addresses_are_the_same_in_every_version() -> None:
     """Else a store that was written before is empty."""
-    (link,) = links("a", encode(range(16)), 64)
-    assert (len(root_link("a")), len(link)) == (32, 32)
-    assert root_link("a").hex()[:16] == "2e2ff03ec7a33206"
-    assert link.hex()[:16] == "a98134fd85e5019f"
-    assert key(link, "kv", 0, 16, ONE).content.hex()[:16] == "2ba4892ed233b528"
+    chain = PageChain(16)
+    (page,) = chain.pages(encode(range(16)), chain.root("a"))
+    (with_image,) = chain.pages(encode(range(16)).keyed([(2, 5, ("cat", 1))]), chain.root("a"))
+    assert chain.root("a").hex()[:16] == "78dd24b95223a39f"
+    assert [page.hex()[:16], with_image.hex()[:16]] == ["760db07aeb209202", "fc5a3aa635821dc4"]
+    assert key(page, "kv", 0, 16, ONE).content.hex()[:16] == "5adc5f3be372cc83"
 
 
 def test_a_key_depends_on_component_and_span() -> None:
-    (link,) = links("", encode(range(16)), 64)
+    (link,) = PageChain(16).pages(encode(range(16)), b"")
     made = {key(link, *about, ONE).content for about in (("kv", 0, 16), ("kv2", 0, 16), ("kv", 1, 16), ("kv", 16, 16))}
     assert len(made) == 4
     with pytest.raises(ValueError, match="a digest of 32 bytes"):

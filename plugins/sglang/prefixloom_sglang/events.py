@@ -22,7 +22,7 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.utils import compute_node_event_hash_values
 
 from prefixloom import Cache, Change
-from prefixloom_resumable import TOKEN_BYTES, Announcements, PageRange, ResumablePages, Run
+from prefixloom_resumable import Announcements, PageRange, ResumablePages, Run
 
 log = logging.getLogger("sglang.prefixloom")
 
@@ -115,9 +115,8 @@ class Events:
         digits = "".join([name[:16] for name in self._pages.names(pages)])
         return [*struct.unpack(f">{pages.end - pages.first}q", bytes.fromhex(digits))]
 
-    def _tokens(self, pages: PageRange) -> tuple[int, ...]:
-        encoded = self._pages.tokens(pages)
-        return struct.unpack(f"<{len(encoded) // TOKEN_BYTES}I", encoded)
+    def _tokens(self, pages: PageRange) -> list[int]:
+        return self._pages.tokens(pages).tolist()
 
     def _node(self, pages: PageRange) -> Node:
         """Some pages as a node of SGLang's tree."""

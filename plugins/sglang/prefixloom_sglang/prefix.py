@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from prefixloom import Cache, Lease, MatchPlan, Tokens
-
-TOKEN_BYTES = 4
+from prefixloom import Cache, Lease, MatchPlan, Tokens, encode
 
 
 class Prefix:
@@ -28,12 +26,11 @@ class Prefix:
         self.length = 0 if plan is None else plan.ready
 
     @property
-    def key(self) -> bytes:
-        """Where it lies. Prefixes that begin alike have keys that begin alike, token by token."""
+    def path(self) -> tuple[str, Tokens]:
+        """Its namespace and its tokens."""
         if self.plan is None or self._tokens is None:
-            return b""
-        namespace = self.plan.namespace.encode()
-        return namespace + b"\0" * (TOKEN_BYTES - len(namespace) % TOKEN_BYTES) + self._tokens.part(0, self.length)
+            return "", encode(())
+        return self.plan.namespace, self._tokens.part(0, self.length)
 
     def lock(self) -> None:
         """Protect what resuming at its end needs. ProtocolError: something of it was evicted since it was matched."""
@@ -65,33 +62,25 @@ def depth_first(prefixes: Sequence[Prefix]) -> list[int]:
 
     SGLang's policy "dfs-weight" serves requests in this order.
     """
-    keys = [prefix.key for prefix in prefixes]
+    texts: list[Tokens] = []
+    namespaces: dict[str, list[int]] = {}
+    for i, prefix in enumerate(prefixes):
+        namespace, tokens = prefix.path
+        texts.append(tokens)
+        namespaces.setdefault(namespace, []).append(i)
     found: list[int] = []
-    stack = [(list(range(len(keys))), 0)] if keys else []
+    stack = sorted(namespaces.values(), key=len)
     while stack:
-        part, depth = stack.pop()
-        depth = _agreeing([keys[i] for i in part], depth)
+        part = stack.pop()
+        depth = min(texts[i] for i in part).common(max(texts[i] for i in part))
         children: dict[bytes, list[int]] = {}
         for i in part:
-            children.setdefault(keys[i][depth : depth + TOKEN_BYTES], []).append(i)
+            children.setdefault(texts[i].part(depth, depth + 1), []).append(i)
         if len(children) < 2:  # they are equal
             found += part
             continue
         ending = children.pop(b"", None)  # a branch itself comes after what is below it
         if ending is not None:
-            stack.append((ending, depth))
-        stack += [(child, depth) for child in sorted(children.values(), key=len)]
+            stack.append(ending)
+        stack += sorted(children.values(), key=len)
     return found
-
-
-def _agreeing(keys: Sequence[bytes], low: int) -> int:
-    """How far all keys agree, in bytes of whole tokens, from ``low`` on."""
-    first, last = min(keys), max(keys)
-    high = min(len(first), len(last))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if first[low:middle] == last[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low // TOKEN_BYTES * TOKEN_BYTES

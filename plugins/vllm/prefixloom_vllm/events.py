@@ -13,7 +13,6 @@ It knows vLLM only by ``Form``. First read ``HostEvents.take``.
 from __future__ import annotations
 
 import logging
-import struct
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -22,7 +21,7 @@ from typing import Any
 import attrs
 
 from prefixloom import Cache, Change, Tokens
-from prefixloom_resumable import TOKEN_BYTES, Announcements, Before, Differences, ResumablePages, Run, ones, stretches
+from prefixloom_resumable import Announcements, Before, Differences, ResumablePages, Run, ones, stretches
 
 from .groups import Group
 
@@ -75,7 +74,6 @@ class Naming:
     request: Any
     namespace: str
     tokens: Tokens
-    extra: Sequence[tuple[int, int, str]]
 
 
 @attrs.define
@@ -125,12 +123,12 @@ class HostEvents:
         """For what the scheduler does for events alone: errors of the block do not leave it."""
         return self._announcements.guard()
 
-    def name(self, request: Any, namespace: str, tokens: Tokens, extra: Sequence[tuple[int, int, str]]) -> None:
-        """The pages of ``tokens`` are called what this request calls them. It counts at the next ``take``."""
+    def name(self, request: Any, namespace: str, tokens: Tokens) -> None:
+        """Call the pages of ``tokens`` what this request calls them, from the next ``take`` on."""
         with self.guard():
             identity = self._cache.identity
             whole = namespace if identity is None else identity.namespace(namespace)
-            self._namings.append(Naming(request, whole, tokens, extra))
+            self._namings.append(Naming(request, whole, tokens))
 
     def take(self) -> list[Any]:
         """What has changed since the last call: what is gone, from the leaves up, and then what has come."""
@@ -178,7 +176,7 @@ class HostEvents:
     def _give(self, naming: Naming, had: dict[Run, int]) -> None:
         hashes = naming.request.block_hashes
         known = len(hashes) * self._form.hash_tokens // self._pages.page
-        for run, used in self._pages.path(naming.namespace, naming.tokens, naming.extra):
+        for run, used in self._pages.path(naming.namespace, naming.tokens):
             first, end = len(run.names), min(used, known - run.first)
             if first < end:
                 names = self._names(naming.request, hashes, run.first + first, run.first + end)
@@ -304,6 +302,7 @@ class HostEvents:
             chains.append(chain)
         following[block] = chain
         chain.hashes.append(block)
-        chain.tokens += struct.unpack_from(f"<{group.tokens}I", run.tokens, (page * size + start) * TOKEN_BYTES)
+        first = page * size + start
+        chain.tokens += run.tokens.part(first, first + group.tokens).tolist()
         extra = name.extra.get(group.tokens)
         chain.extra.append(extra[start // group.tokens] if extra else None)

@@ -235,7 +235,8 @@ class SchedulerSide:
         if self.events is not None:
             with self.events.guard():
                 count = tracked.request.num_tokens
-                self.events.name(tracked.request, tracked.namespace, tracked.tokens(count), tracked.extra(count))
+                tokens = tracked.tokens(count).keyed(tracked.extra(count))
+                self.events.name(tracked.request, tracked.namespace, tokens)
 
     def take_events(self) -> list[Any]:
         """The events since the last call."""
@@ -459,7 +460,7 @@ class SchedulerSide:
                 tokens, extra = tracked.tokens(boundary), tracked.extra(boundary)
                 done = self.books.insert(tokens, slots, min(start, boundary), tracked.namespace, extra)
                 if self.events is not None:
-                    self.events.name(request, tracked.namespace, tokens, extra)
+                    self.events.name(request, tracked.namespace, tokens.keyed(extra))
                 self.figures.add(stores=1, stored_tokens=max(0, done.length - start))
                 if done.length < boundary:
                     tracked.stored = min(tracked.stored, done.length)  # its beginning was evicted: it goes again
@@ -530,8 +531,16 @@ def namespace_of(request: Any) -> str:
 
 
 def spans_of(request: Any) -> tuple[tuple[int, int, str], ...]:
-    """The positions of images and the like, with the hash of each."""
-    return tuple(
-        (each.mm_position.offset, each.mm_position.offset + each.mm_position.length, each.identifier)
-        for each in request.mm_features
-    )
+    """Return the positions of images and the like, with the hash of each.
+
+    The sound of a video lies inside of the video's positions. What overlaps is one span, with both hashes.
+    """
+    found: list[tuple[int, int, str]] = []
+    places = ((each.mm_position, each.identifier) for each in request.mm_features)
+    for start, length, name in sorted((place.offset, place.length, name) for place, name in places):
+        if found and start < found[-1][1]:
+            first, end, names = found.pop()
+            found.append((first, max(end, start + length), f"{names}, {name} at {start - first}:{length}"))
+        else:
+            found.append((start, start + length, name))
+    return tuple(found)

@@ -59,7 +59,7 @@ class Host:
                     step.run_ops()
                 sequence.publish()
         if name:
-            self.events.name(request, salt, encode(tokens), ())
+            self.events.name(request, salt, encode(tokens))
 
     def take(self) -> list[Any]:
         events = self.events.take()
@@ -197,7 +197,7 @@ def test_blocks_are_announced_when_they_are_named_however_late() -> None:
     other = asked([*range(8), *range(90, 106)])
     host.keep(other, 24, name=False)
     assert host.take() == [], "below a page that is announced, too"
-    host.events.name(other, "", encode(other.all_token_ids), ())
+    host.events.name(other, "", encode(other.all_token_ids))
     assert {event.kind for event in host.take()} == {"stored"}
     host.check()
 
@@ -290,7 +290,7 @@ def test_only_so_many_requests_wait_until_somebody_looks() -> None:
     host, first, other = Host(), asked([1] * 16), asked([2] * 16)
     host.keep(first, 16)
     for _ in range(MOST_NAMINGS):
-        host.events.name(other, "", encode(other.all_token_ids), ())
+        host.events.name(other, "", encode(other.all_token_ids))
     assert host.take() == [], "the first one did not wait"
     host.keep(first, 16)
     host.take()

@@ -20,7 +20,7 @@ import attrs
 from ...contract.composition import Composition, Part
 from ...contract.reach import Path, Point, Window
 from ...errors import CapacityError, InputError
-from ...tree.keys import Tokens
+from ...keys.tokens import Tokens
 
 GROUP = "prefixloom.beside"
 

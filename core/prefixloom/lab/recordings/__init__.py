@@ -3,5 +3,5 @@
 It knows the public verbs of a cache, the lines of a file and the lab's requests. It must not know
 replays, nor any text.
 
-Read ``recording`` first: what is written, and how. ``salted`` makes the hashes, and ``rerun`` makes the calls again.
+Read ``recording`` first: what is written, and how. ``rerun`` makes the calls again.
 """

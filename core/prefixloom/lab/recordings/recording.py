@@ -2,8 +2,8 @@
 
 ``record`` returns a face of the cache that an engine uses in its place. Each call is made as before, and then written:
 one JSON array a line, its first element the verb (``traces.recorded`` has the format). Tokens stand as hashes of whole
-pages, each of which covers all that stands before it, keyed with a secret that is not in the file. So a recording tells
-which prompts share what, and no more of them than that.
+pages, each of which covers all that stands before it. The first one follows a secret that is not in the file. So a
+recording tells which prompts share what, and no more of them than that.
 
 ``rerun`` makes the same calls again, and ``traces`` reads a recording as a trace for other caches. An error of the file
 ends the recording, and never a request.
@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Many
 from contextlib import suppress
+from hashlib import blake2b
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Literal
@@ -33,14 +34,14 @@ from ...compose.registry import default_registry
 from ...contract.identity import means
 from ...errors import CapacityError, CompositionError, InputError, ProtocolError
 from ...insight.explanation import Explanation
+from ...keys.pages import PageChain
+from ...keys.tokens import Tokens, namespace_of
 from ...operations.match import Extra
 from ...operations.state import Match
 from ...operations.step import Step
 from ...operations.tier_answers import Restored
-from ...tree.keys import TOKEN_BYTES, Span, Tokens, encode, namespace_of
 from ...tree.radix import FOREVER
 from ..traces.recorded import HASH_BYTES, VERSION, Entry
-from .salted import Salted
 
 log = logging.getLogger("prefixloom")
 
@@ -66,8 +67,9 @@ def record(
         raise CompositionError(f"a lookahead of {composition.lookahead} needs pages of more tokens to be recorded")
     if cache.stats().opened:
         raise ProtocolError("a recording begins with a cache that was not used yet")
-    hashes = Salted(composition.page, composition.lookahead, secrets.token_bytes(16) if salt is None else salt)
-    writer = EntryWriter(Path(path), hashes, clock, size)
+    salt = secrets.token_bytes(16) if salt is None else salt
+    chain = PageChain(composition.page, composition.lookahead, salt)
+    writer = EntryWriter(Path(path), chain, clock, size)
     writer.write([
         "recording", VERSION, composition.page, composition.lookahead, composition.name, composition.policy.name,
         {name: [each.capacity, each.page_tokens] for name, each in cache.stats().components.items()},
@@ -81,8 +83,8 @@ ENDS = frozenset({"close", "abort"})
 class EntryWriter:
     """Writes entries to a file, until it fails or is closed."""
 
-    def __init__(self, path: Path, hashes: Salted, clock: Callable[[], float], size: int) -> None:
-        self.path, self.hashes = path, hashes
+    def __init__(self, path: Path, chain: PageChain, clock: Callable[[], float], size: int) -> None:
+        self.path, self.chain = path, chain
         self.sequences = self.steps = 0
         self.namespaces: set[str] = set()
         """Those that something was opened in."""
@@ -182,8 +184,8 @@ class RecordingCache(Cache):
         """Write that a sequence was opened, or could not be."""
         writer = self._writer
         writer.namespaces.add(match.namespace)
-        named = NamedSoFar(writer.hashes, match.namespace)
-        hashes = named.add(match.tokens, match.extra)
+        named = NamedSoFar(writer.chain, match.namespace)
+        hashes = named.take(match.tokens)
         writer.write([
             "open", number, writer.seconds(), named.namespace, match.count, hashes, match.most, priority,
             None if until == FOREVER else until, match.ready, match.walked, match.limited_by, int(failed),
@@ -227,7 +229,7 @@ class RecordingCache(Cache):
     def drop_namespace(self, namespace: str) -> int:
         kept = super().drop_namespace(namespace)
         plain, writer = namespace_of(namespace), self._writer
-        meant = [writer.hashes.name(each) for each in writer.namespaces if each == plain or means(plain, each)]
+        meant = [hidden(writer.chain, each) for each in writer.namespaces if each == plain or means(plain, each)]
         writer.write(["drop", sorted(meant)])
         return kept
 
@@ -244,39 +246,43 @@ class RecordingCache(Cache):
         raise ProtocolError("a lease is not recorded: open a sequence, or use the cache itself")
 
 
+def hidden(chain: PageChain, namespace: str) -> str:
+    """Return a namespace without its name. The empty one stays empty."""
+    return blake2b(chain.root(namespace), digest_size=HASH_BYTES).hexdigest() if namespace else ""
+
+
 class NamedSoFar:
-    """The tokens that one sequence has named, as hashes of whole pages."""
+    """The whole pages of tokens that one sequence has named.
 
-    __slots__ = ("_hashes", "_link", "_root", "_spans", "_tail", "count", "namespace", "pages")
+    A hash in the file is the beginning of a page's digest. Without the rest of it nobody can compute the next page's.
+    """
 
-    def __init__(self, hashes: Salted, namespace: str) -> None:
-        self._hashes = hashes
-        self.namespace = hashes.name(namespace)
-        self._link = self._root = hashes.root(namespace)
-        self._tail = bytearray()
-        self._spans: tuple[Span, ...] = ()
-        self.pages = self.count = 0
+    __slots__ = ("_chain", "_digests", "_root", "namespace")
 
-    def add(self, tokens: bytes, extra: tuple[Span, ...]) -> str:
-        """The hashes of the pages that ``tokens`` complete, as text. The spans of ``extra`` count from the first."""
-        if extra:
-            self._spans += tuple((low + self.count, high + self.count, key) for low, high, key in extra)
-        self.count += len(tokens) // TOKEN_BYTES
-        self._tail += tokens
-        whole = self._hashes.pages(len(self._tail))
-        if not whole:
-            return ""
-        made = self._hashes.link(self._link, self._tail, whole, self.pages, self._spans)
-        self._link = made[-HASH_BYTES:]
-        self.pages += whole
-        del self._tail[: whole * self._hashes.page_bytes]
-        return binascii.b2a_base64(made, newline=False).decode()
+    def __init__(self, chain: PageChain, namespace: str) -> None:
+        self._chain, self._root = chain, chain.root(namespace)
+        self._digests: list[bytes] = []
+        self.namespace = hidden(chain, namespace)
 
-    def begin_again(self, tokens: Tokens) -> None:
-        """Some were taken back, and ``tokens`` are left."""
-        self._link, self._spans, self.pages, self.count = self._root, (), 0, 0
-        self._tail.clear()
-        self.add(tokens, tokens.extra)
+    @property
+    def pages(self) -> int:
+        """The number of whole pages."""
+        return len(self._digests)
+
+    def completes(self, named: int) -> bool:
+        """Return whether so many named tokens complete further pages."""
+        return self._chain.whole(named) > self.pages
+
+    def take(self, tokens: Tokens) -> str:
+        """Return the hashes of the pages that ``tokens``, which are all that are named, complete, as text."""
+        known = self._digests
+        fresh = self._chain.pages(tokens, known[-1] if known else self._root, len(known))
+        known += fresh
+        return binascii.b2a_base64(b"".join(each[:HASH_BYTES] for each in fresh), newline=False).decode()
+
+    def keep(self, named: int) -> None:
+        """Forget the pages that are not whole any more, since so many tokens are named now."""
+        del self._digests[self._chain.whole(named) :]
 
 
 class RecordingSequence(Sequence):
@@ -324,14 +330,11 @@ class RecordingSequence(Sequence):
         self._writer.write(["grow", self.number, self.reserved, 0, int(arriving)])
 
     def append(self, tokens: Any, *, extra: Extra = ()) -> None:
-        before = self._named.count
-        tokens = encode(tokens)
         super().append(tokens, extra=extra)
-        spans = self.running.names.extra if extra or tokens.extra else ()
-        fresh = tuple((low - before, high - before, key) for low, high, key in spans if low >= before)
-        first = self._named.pages
-        hashes = self._named.add(tokens, fresh)
-        self._writer.write(["append", self.number, self._named.count, hashes, first])
+        first, hashes = self._named.pages, ""
+        if self._named.completes(self.named):
+            hashes = self._named.take(self.tokens)
+        self._writer.write(["append", self.number, self.named, hashes, first])
 
     def fill(self, stream: Any = None) -> None:
         super().fill(stream)
@@ -351,8 +354,7 @@ class RecordingSequence(Sequence):
 
     def rewind(self, count: int) -> None:
         super().rewind(count)
-        if self.named < self._named.count:
-            self._named.begin_again(self.tokens)
+        self._named.keep(self.named)
         self._writer.write(["rewind", self.number, self.reserved, self.named])
 
     def close(self) -> None:

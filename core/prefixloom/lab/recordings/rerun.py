@@ -20,11 +20,11 @@ import attrs
 from ...cache.cache import Cache
 from ...cache.sequence import Sequence
 from ...errors import CapacityError, CompositionError, InputError, ProtocolError
+from ...keys.tokens import Tokens, encode
 from ...operations.step import Step
-from ...tree.keys import TOKEN_LIMIT, Tokens
 from ...tree.radix import FOREVER
 from ..traces.recorded import Entry, RecordedComposition, entries_of, head_of, numbers_of
-from ..traces.requests import OWN
+from ..traces.requests import BASE, OWN
 
 SHOWN = 20
 """So many differences are told in words."""
@@ -284,12 +284,12 @@ class _Driver:
                 known[place] = value
             elif place >= last:
                 break
-        words = array("i", bytes(4 * page * (last - first)))
-        values = [known.get(place, (max(number, 0) % TOKEN_LIMIT) + OWN * TOKEN_LIMIT) for place in range(first, last)]
-        words[page - 1 :: page] = array("i", [value % TOKEN_LIMIT for value in values])
+        words = array("q", bytes(8 * page * (last - first)))
+        values = [known.get(place, (max(number, 0) % BASE) + OWN * BASE) for place in range(first, last)]
+        words[page - 1 :: page] = array("q", [value % BASE for value in values])
         if page > 1:
-            words[page - 2 :: page] = array("i", [value // TOKEN_LIMIT for value in values])
-        return Tokens(words[start - first * page : end - first * page].tobytes())
+            words[page - 2 :: page] = array("q", [value // BASE for value in values])
+        return encode(words[start - first * page : end - first * page])
 
 
 def _found(plan: Any) -> list[object]:

@@ -23,10 +23,10 @@ from typing import Any
 import attrs
 
 from ...errors import InputError
-from ...tree.keys import TOKEN_LIMIT, encode
+from ...keys.tokens import encode
 from .lines import Line, ReadSoFar, Where, numbered_lines, numbered_texts, shown
 from .recorded import requests_of
-from .requests import MOST_ID, BlockPrompt, LabRequest, TokenPrompt
+from .requests import BASE, MOST_ID, BlockPrompt, LabRequest, TokenPrompt
 
 SAMPLE = 512
 """So many lines decide the size of a block."""
@@ -183,7 +183,7 @@ def _request(where: Where, prompt: BlockPrompt | TokenPrompt, at: float, output:
 
 def _block_prompt(where: Where, ids: list[Any], size: int, length: int, count: int) -> BlockPrompt:
     try:
-        return BlockPrompt(ids, size, length, count % TOKEN_LIMIT)
+        return BlockPrompt(ids, size, length, count % BASE)
     except InputError as error:
         raise where.error(str(error)) from None
 

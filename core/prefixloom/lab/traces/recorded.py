@@ -16,9 +16,8 @@ from typing import Any
 import attrs
 
 from ...errors import InputError
-from ...tree.keys import TOKEN_LIMIT
 from .lines import ReadSoFar, numbered_texts, shown
-from .requests import MOST_ID, BlockPrompt, LabRequest
+from .requests import BASE, MOST_ID, BlockPrompt, LabRequest
 
 HASH_BYTES = 8
 """Of the hash of a page."""
@@ -156,13 +155,13 @@ def requests_of(path: Path, progress: ReadSoFar | None = None) -> Iterator[LabRe
 
 def _request(asked: _RecordedRequest, page: int) -> LabRequest:
     number, at, namespace, count, priority = (asked.entry[place] for place in (1, 2, 3, 4, 7))
-    prompt = BlockPrompt(asked.ids[: count // page], page, count, number % TOKEN_LIMIT)
+    prompt = BlockPrompt(asked.ids[: count // page], page, count, number % BASE)
     ids = asked.ids[: asked.named // page]
     return LabRequest(
         at=at,
         prompt=prompt,
         output=max(0, asked.named - count),
-        whole=BlockPrompt(ids, page, asked.named, number % TOKEN_LIMIT) if asked.named > count else None,
+        whole=BlockPrompt(ids, page, asked.named, number % BASE) if asked.named > count else None,
         namespace=namespace,
         priority=priority,
         line=asked.line,

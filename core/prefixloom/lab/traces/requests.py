@@ -13,11 +13,14 @@ from collections.abc import Sequence
 import attrs
 
 from ...errors import InputError
-from ...tree.keys import TOKEN_LIMIT, Tokens
+from ...keys.pages import PageChain
+from ...keys.tokens import Tokens, encode
 
-MOST_ID = (TOKEN_LIMIT - 2) * TOKEN_LIMIT
-"""Ids of blocks lie below: an id is written as two tokens. A block of one token takes ids below ``TOKEN_LIMIT``."""
-OWN = TOKEN_LIMIT - 1
+BASE = 1 << 31
+"""Tokens of a trace that names blocks lie below."""
+MOST_ID = (BASE - 2) * BASE
+"""Ids of blocks lie below: an id is written as two tokens. A block of one token takes ids below ``BASE``."""
+OWN = BASE - 1
 """The second token of text that belongs to one request alone."""
 
 
@@ -34,11 +37,11 @@ class BlockPrompt:
     __slots__ = ("count", "ids", "number", "size")
 
     def __init__(self, ids: Sequence[int], size: int, length: int, number: int = 0) -> None:
-        if size < 1 or length < 0 or not 0 <= number < TOKEN_LIMIT:
+        if size < 1 or length < 0 or not 0 <= number < BASE:
             raise InputError(f"a prompt of {length} tokens cannot lie in blocks of {size} tokens (request {number})")
         if len(ids) > -(-length // size):
             raise InputError(f"{len(ids)} ids are too many for {length} tokens in blocks of {size}")
-        self.ids = check_ids(ids, MOST_ID if size > 1 else TOKEN_LIMIT)
+        self.ids = check_ids(ids, MOST_ID if size > 1 else BASE)
         self.size = size
         self.count = length
         self.number = number
@@ -46,13 +49,13 @@ class BlockPrompt:
     def tokens(self) -> Tokens:
         """The prompt's tokens. The first two of a block are its id; the rest are equal in all blocks."""
         size, count = self.size, self.count
-        words = array("i", bytes(4 * count))
+        words = array("q", bytes(8 * count))
         ids = self.ids
-        if ids and max(ids) < TOKEN_LIMIT:
-            words[0 : len(ids) * size : size] = array("i", ids)
+        if ids and max(ids) < BASE:
+            words[0 : len(ids) * size : size] = array("q", ids)
         elif ids:
-            words[0 : len(ids) * size : size] = array("i", [each % TOKEN_LIMIT for each in ids])
-            highs = array("i", [each // TOKEN_LIMIT for each in ids])
+            words[0 : len(ids) * size : size] = array("q", [each % BASE for each in ids])
+            highs = array("q", [each // BASE for each in ids])
             words[1 : len(ids) * size : size] = highs[: -(-(count - 1) // size)]
         named = len(ids) * size
         if named < count:  # text without an id
@@ -61,7 +64,7 @@ class BlockPrompt:
                 words[named + 1] = OWN
         elif named > count > named - size + 2:  # a part of a block is not the whole of it
             words[named - size + 2] = count % size
-        return Tokens(words.tobytes())
+        return encode(words)
 
     def chain(self, namespace: str, page: int) -> tuple[int, list[int]]:
         """(tokens of a link, links): a number for each block, which stands for all text up to its end.
@@ -95,13 +98,7 @@ class TokenPrompt:
 
     def chain(self, namespace: str, page: int) -> tuple[int, list[int]]:
         """(tokens of a link, links): a number for each whole page, which stands for all text up to its end."""
-        link = hash(namespace)
-        links = []
-        encoded, step = self.encoded, 4 * page
-        for end in range(step, len(encoded) + 1, step):
-            link = hash((link, encoded[end - step : end]))
-            links.append(link)
-        return page, links
+        return page, PageChain(page).numbers(self.encoded, namespace)
 
     def __repr__(self) -> str:
         return f"<{self.count} tokens>"

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
 
-Extra = tuple[int, int, Hashable]
+from ...keys.tokens import Span
+
+Extra = Span
 
 
 class Names:

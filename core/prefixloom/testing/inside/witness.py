@@ -14,7 +14,6 @@ import hashlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from ...tree.keys import TOKEN_BYTES
 from . import backdoor
 
 if TYPE_CHECKING:
@@ -69,7 +68,7 @@ class Witness:
 
     def _pages(self, sequence: Sequence, upto: int) -> Iterator[tuple[bytes, bytes]]:
         """Yield (name, digest of the content) of every complete page before ``upto`` that is present."""
-        tokens = bytes(sequence.tokens)
+        tokens = sequence.tokens
         for part in self._cache.composition.parts:
             if not part.page_tokens:
                 continue
@@ -78,10 +77,10 @@ class Witness:
             name = hashlib.blake2b(f"{part.name}\0{sequence.namespace}\0".encode(), digest_size=16)
             seen = 0
             for page, slot in enumerate(sequence.pages(part.name)[: upto // part.page_tokens]):
-                last = TOKEN_BYTES * (part.page_tokens * (page + 1) + ahead)
-                if last > len(tokens):
+                last = part.page_tokens * (page + 1) + ahead
+                if last > tokens.count:
                     break  # the tokens that the component looks ahead at are not known yet
-                name.update(tokens[seen:last])
+                name.update(tokens.part(seen, last))
                 seen = last
                 if slot >= 0:
                     content = hashlib.blake2b(digest_size=16)
@@ -106,7 +105,7 @@ class Witness:
         """Yield (name, component, slot) of every running state. The name is that of the state at ``boundary``."""
         if not 0 < boundary <= sequence.named:
             return  # nothing was computed, or its tokens are not known yet
-        tokens = bytes(sequence.tokens)[: TOKEN_BYTES * boundary]
+        tokens = sequence.tokens.part(0, boundary)
         for part in self._cache.composition.parts:
             if not part.page_tokens:
                 name = hashlib.blake2b(f"{part.name}\0{sequence.namespace}\0state\0".encode() + tokens, digest_size=16)

@@ -13,6 +13,7 @@ from typing import Any
 
 from ...device.streams import InlineStream, Stream
 from ...errors import CapacityError, InputError, PluginError, ProtocolError
+from ...keys.tokens import TOKEN_LIMIT
 from ..inside import backdoor
 from ..inside.backdoor import anchor
 from ..inside.memory import POISON
@@ -490,7 +491,7 @@ class Operations(SequenceOperations):
         elif kind == 3 and page > 1:
             self.expect_refusal("publish off the page", ProtocolError, s.publish, run.published + 1)
         elif kind == 4:
-            self.expect_refusal("tokens out of range", InputError, s.append, [1 << 31])
+            self.expect_refusal("tokens out of range", InputError, s.append, [TOKEN_LIMIT])
 
     # ------------------------------------------------------------ the end
     def finish(self) -> None:

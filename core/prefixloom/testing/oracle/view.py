@@ -10,6 +10,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...keys.elements import numbers_of
 from ..inside import backdoor
 from ..inside.contents import Contents
 from ..inside.names import told_apart
@@ -109,7 +110,7 @@ class Reader:
         if memo in self._edges:
             return self._edges[memo]
         width = self.model.lookahead + 1
-        numbers = array("i", key)
+        numbers = numbers_of(key)
         ids: list[int] = []
         for at in range(0, len(numbers), width):
             element = tuple(numbers[at : at + width])

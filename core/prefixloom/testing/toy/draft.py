@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...compose.model_config import GLOBAL
 from ...contract.values import LayerFacts
-from ...tree.keys import encode
+from ...keys.tokens import encode
 from .arithmetic import normed, weights
 from .layers import LAYERS, LayerMaker, LayerStore, PathAttention, PlainStore
 from .model import ToyModel, TransformerBlock, spans_of

@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from ...compose.model_config import CHUNKED, CONVOLUTION, GLOBAL, HYBRID, INDEXED, LINEAR, SLIDING, read_facts
 from ...errors import CompositionError
-from ...tree.keys import encode
+from ...keys.tokens import encode
 from .arithmetic import normed, weights
 from .layers import LAYERS, Layer, LayerMaker, LayerStore, PageStore, PlainStore, StateStore
 

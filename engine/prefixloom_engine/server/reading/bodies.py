@@ -10,14 +10,13 @@ import io
 import json
 import pickle
 import re
-from array import array
 from collections.abc import Sequence
 from typing import Any
 
 import attrs
 from pydantic import BaseModel, ValidationError
 
-from prefixloom import InputError
+from prefixloom import InputError, encode
 
 from ...contract.requests import shown
 from ...contract.texts import ChatPrompt, Tokenizer
@@ -28,7 +27,7 @@ MOST_ITEMS = 1 << 16
 """How many lists, objects and fields a body may have: parsed, a list takes a hundred times the memory of its text."""
 MOST_TOOLS = 1 << 20
 """How many characters the tools of a chat may have."""
-TOKEN_BYTES = 40
+LISTED_TOKEN = 40
 """The memory of a token in a list."""
 STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)', re.DOTALL)
 """A string of JSON, or what begins one and never ends."""
@@ -92,7 +91,7 @@ class ReadBody:
     @property
     def bytes(self) -> int:
         """The memory of the prompts."""
-        return sum(prompt.bytes + TOKEN_BYTES * len(prompt.tokens) for prompt in self.prompts)
+        return sum(prompt.bytes + LISTED_TOKEN * len(prompt.tokens) for prompt in self.prompts)
 
 
 def read(
@@ -172,7 +171,7 @@ def unwritten(data: bytes) -> ReadBody | None:
         raise ApiError(status, message, param=param, code=code, retry_after=retry_after)
     asked, prompts, texts = told
     made = [
-        ChatPrompt(array("i", tokens).tolist(), {name: _tensor(*each) for name, each in inputs.items()})
+        ChatPrompt(encode(tokens).tolist(), {name: _tensor(*each) for name, each in inputs.items()})
         for tokens, inputs in prompts
     ]
     return ReadBody(asked, made, texts)
@@ -189,7 +188,7 @@ class Plain(pickle.Unpickler):
 
 
 def _tokens(tokens: Sequence[int]) -> bytearray:
-    return bytearray(array("i", tokens).tobytes())
+    return bytearray(encode(tokens))
 
 
 def _buffer(value: Any) -> tuple[str, tuple[int, ...], bytearray]:

@@ -1,0 +1,69 @@
+"""Tokens of eight bytes are a change of one constant: nobody but the room ``keys`` knows how many bytes a token has."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from tests.support.places import ROOT
+
+WIDE = """
+import importlib.abc, importlib.util, sys
+
+class Wide(importlib.abc.InspectLoader):
+    def get_source(self, name):
+        with open("core/prefixloom/keys/tokens.py") as file:
+            source = file.read()
+        assert source.count("TOKEN_BYTES = 4\\n") == 1
+        return source.replace("TOKEN_BYTES = 4\\n", "TOKEN_BYTES = 8\\n")
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        return importlib.util.spec_from_loader(name, Wide()) if name == "prefixloom.keys.tokens" else None
+
+sys.meta_path.insert(0, Finder())
+from prefixloom.testing.oracle.writer import Writer
+
+def prompt(writer, plain=Writer.prompt):
+    return tuple(token << 32 for token in plain(writer))
+
+Writer.prompt = prompt
+"""
+"""Makes this process one with wide tokens, of which those of prompts differ behind their first four bytes."""
+MODEL = """
+from prefixloom import encode
+from tests.random.property import run
+
+assert encode([1 << 40]).tolist() == [1 << 40]
+counts = {}
+for name in ("path", "path and window, lookahead 2", "path, window and point", "everything"):
+    for what, times in run(name, "wide", 150).items():
+        counts[what] = counts.get(what, 0) + times
+assert counts["hit"] > 5, counts
+"""
+EVENTS = """
+from tests.random.events import run
+
+counts = run("path and window, lookahead 2", "wide", 150) + run("path", "wide", 150)
+assert counts["hit"] > 0, counts
+"""
+
+
+def in_wide(script: str) -> None:
+    """Run a script in a process whose tokens are wide."""
+    done = subprocess.run([sys.executable, "-c", WIDE + script], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+
+
+def test_random_operations_agree_with_the_sets_when_tokens_have_eight_bytes() -> None:
+    in_wide(MODEL)
+
+
+def test_events_rebuild_what_is_cached_when_tokens_have_eight_bytes() -> None:
+    in_wide(EVENTS)
+
+
+def test_recordings_stores_and_explanations_work_when_tokens_have_eight_bytes() -> None:
+    options = ["-q", "--assert=plain", "-p", "no:cacheprovider", "-m", "not slow"]
+    files = ["tests/keys/test_identity.py", "tests/lab/test_recording.py", "tests/tiers/test_store.py"]
+    in_wide(f"import pytest\nsys.exit(pytest.main({[*options, *files]}))")
