@@ -23,8 +23,8 @@ from prefixloom.operations.step import Step
 from prefixloom.operations.unwritten import Unwritten
 from prefixloom.tree.holdings import PageHolding, SteppedHolding
 from prefixloom.tree.lane import PageLane
+from prefixloom.tree.partial_lane import PartialLane
 from prefixloom.tree.path_lane import PathLane
-from prefixloom.tree.scatter_lane import ScatterLane
 from prefixloom.tree.state_lane import StateLane
 from tests.support.helpers import free_at_once
 
@@ -33,7 +33,7 @@ Mutant = Callable[[pytest.MonkeyPatch], None]
 # ---------------------------------------------------------------- lesson 1
 
 
-def released_to_the_root(self: ScatterLane, record: Any, recent: bool = True) -> None:
+def released_to_the_root(self: PartialLane, record: Any, recent: bool = True) -> None:
     """No boundary token: every window lock up to the root goes down, whoever took it."""
     node = record[0][0].node
     while node.parent is not None:
@@ -60,16 +60,16 @@ def while_opening(patch: pytest.MonkeyPatch, *changes: tuple[type, str, Any]) ->
 
 def the_temporary_pin_walks_to_the_root(patch: pytest.MonkeyPatch) -> None:
     """The lease that a match takes while it looks for a free state slot is given up without its boundary."""
-    while_opening(patch, (ScatterLane, "release", released_to_the_root))
+    while_opening(patch, (PartialLane, "release", released_to_the_root))
 
 
 def every_release_walks_to_the_root(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ScatterLane, "release", released_to_the_root)
+    patch.setattr(PartialLane, "release", released_to_the_root)
 
 
 def the_temporary_pin_is_not_released(patch: pytest.MonkeyPatch) -> None:
     """The other way to get it wrong: the exit that finds no slot forgets the pin."""
-    lanes = (PathLane, ScatterLane, StateLane)
+    lanes = (PathLane, PartialLane, StateLane)
     while_opening(patch, *((lane, "release", lambda self, record, recent=True: None) for lane in lanes))
 
 
@@ -84,16 +84,16 @@ def a_part_is_released_twice(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_split_forgets_who_holds_the_upper_half(patch: pytest.MonkeyPatch) -> None:
-    divide = ScatterLane.divide
+    divide = PartialLane.divide
 
-    def forgetful(self: ScatterLane, upper: Any, lower: Any) -> None:
+    def forgetful(self: PartialLane, upper: Any, lower: Any) -> None:
         divide(self, upper, lower)
         cell = upper.cells[self.index]
         if cell is not None and cell.locks:
             cell.locks = 0
             self._settle(cell, True)
 
-    patch.setattr(ScatterLane, "divide", forgetful)
+    patch.setattr(PartialLane, "divide", forgetful)
 
 
 def running_out_of_states_is_an_assertion(patch: pytest.MonkeyPatch) -> None:
@@ -178,19 +178,19 @@ def what_arrived_absent_is_freed_too(patch: pytest.MonkeyPatch) -> None:
 
 def an_evicted_window_is_freed_again_at_the_end(patch: pytest.MonkeyPatch) -> None:
     """What was let go early stays in the table, and goes with the sequence a second time."""
-    forget = ScatterLane._forget
+    forget = PartialLane._forget
 
-    def remembering(self: ScatterLane, holding: Any, *where: Any) -> None:
+    def remembering(self: PartialLane, holding: Any, *where: Any) -> None:
         kept = array("i", holding.table), holding.owned
         forget(self, holding, *where)
         holding.table, holding.owned = kept
 
-    patch.setattr(ScatterLane, "_forget", remembering)
+    patch.setattr(PartialLane, "_forget", remembering)
 
 
 def a_tail_gets_the_slots_of_all(patch: pytest.MonkeyPatch) -> None:
     """Tail grants that are none: slots for every position, whatever was needed."""
-    patch.setattr(ScatterLane, "needed_pages", PageLane.needed_pages)
+    patch.setattr(PartialLane, "needed_pages", PageLane.needed_pages)
 
 
 # ---------------------------------------------------------------- lesson 2
@@ -336,7 +336,7 @@ def readers_do_not_come_after_what_they_read(patch: pytest.MonkeyPatch) -> None:
 
 
 def what_a_failed_step_published_stays(patch: pytest.MonkeyPatch) -> None:
-    for lane in (PathLane, ScatterLane, StateLane):
+    for lane in (PathLane, PartialLane, StateLane):
         patch.setattr(lane, "retract", lambda self, node, slots: None)
 
 

@@ -46,7 +46,6 @@ BY_HAND = (
     Fragment("an older step lowers a fence", FLIGHT, "Flight.follow", "max(follower.fence, work.number)", "work.number"),
     # selective copies
     Fragment("a load brings positions that nobody needs", RESTORE, "_lacking_at", "any(lo < at + page and at < hi for lo, hi in spans)", "True"),
-    Fragment("what arrives lacks the page in which the window begins", PARTIAL, "PartialLane.needed_pages", "low < (p + 1) * page and p * page < high", "low <= p * page and p * page < high", why="what a reach needs is rounded to whole pages before"),
     Fragment("of several slots the first is copied", f"{CORE}/device/kernels.py", "select_slots", "selector.reshape(-1, 1).long()", "selector.reshape(-1, 1).long() * 0"),
     Fragment("of several slots of the host the first is copied", f"{CORE}/device/host_pool.py", "HostPool.select", "row[index]", "row[0]"),
     # the fingerprint of coded content

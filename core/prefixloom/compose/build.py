@@ -31,7 +31,6 @@ from ..tiers.host_tier import LowerTier
 from ..tree.lane import Lane, PageLane
 from ..tree.partial_lane import PartialLane
 from ..tree.path_lane import PathLane
-from ..tree.scatter_lane import ScatterLane
 from ..tree.state_lane import CodedLane, StateLane
 from .registry import Registry
 
@@ -130,7 +129,7 @@ def lane_for(index: int, part: Part, pool: Pool, queue: Queue, composition: Comp
         return StateLane(index, part, pool, queue, composition.page, composition.max_rewind)
     if reach.closed_upward:
         return PathLane(index, part, pool, queue, composition.page)
-    return ScatterLane(index, part, pool, queue, composition.page)
+    return PartialLane(index, part, pool, queue, composition.page)
 
 
 def _falls_with(lane: Lane, lost: Lane) -> bool:

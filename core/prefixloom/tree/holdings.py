@@ -54,14 +54,16 @@ class RetainedHolding(PageHolding):
     """A holding of pages of which some may be given back early.
 
     The sequence may still publish or rewind to boundaries from ``floor`` on, rounded down to a boundary. Pages that
-    none of these needs may be given back. ``whole``: none of its own pages is *absent*.
+    none of these needs may be given back. ``whole``: none of its own pages is *absent*. ``looked``: before so many
+    pages, what no later boundary can need was given back already.
     """
 
-    __slots__ = ("floor", "whole")
+    __slots__ = ("floor", "looked", "whole")
 
     def __init__(self, data: bytes | array[int], base: int, end: int) -> None:
         super().__init__(data, base, end)
         self.floor = 0
+        self.looked = 0
         self.whole = True
 
 

@@ -10,25 +10,19 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from ..contract.reach import NEVER, Interval, Reach, merged
-from ..device.pool import ABSENT
 from ..errors import PluginError
 
 Pages = tuple[Interval, ...]
 """Intervals of pages, ascending and apart from each other."""
 
-Gaps = tuple[tuple[int, int, "array[int]"], ...]
-"""The intervals between and around ``Pages``, each with as many *absent* slots."""
-
 A = TypeVar("A", bound=tuple[Any, ...])
 
 MOST = 1 << 16
 """The most intervals that one ``Remembered`` holds."""
-
-ABSENT_SLOTS = array("i", [ABSENT])
 
 
 class Remembered(dict[int, A]):
@@ -52,13 +46,12 @@ class PagedReach:
     """What ``reach`` says of pages of ``page`` tokens, for each boundary ``n``.
 
     ``needs[n]``: what resuming there needs. ``kept[n]``: what of the positions before ``n`` is needed at ``n`` or
-    later, as ``until`` or the closed form says. ``outlook[n]``: both; a lease covers it. ``unneeded[n]``: the pages
-    that are not in the outlook. ``released[n]``: the pages that are not kept.
+    later, as ``until`` or the closed form says. ``outlook[n]``: both; a lease covers it.
     """
 
     __slots__ = (
         "_always", "_asks_until", "_farthest", "_last", "_name", "_reach", "_shape", "convex", "dense",
-        "kept", "needs", "outlook", "page", "released", "unneeded",
+        "kept", "needs", "outlook", "page",
     )  # fmt: skip
 
     def __init__(self, reach: Reach, page: int, name: str) -> None:
@@ -78,8 +71,6 @@ class PagedReach:
             self.needs.ask = lambda n: ((0, n // page),) if n else ()
         self.kept = self.needs if self._shape is not None else Remembered(self._kept)
         self.outlook = self.needs if self.convex else Remembered(self._outlook)
-        self.released = Remembered(lambda n: self._gaps(self.kept[n], n))
-        self.unneeded = self.released if self.outlook is self.kept else Remembered(self._unneeded)
         self._last = array("d")
         """By page, as far as it was asked: the last boundary that may need it."""
         self._always: list[Interval] = []
@@ -129,19 +120,6 @@ class PagedReach:
         needs, kept = self.needs[n], self.kept[n]
         return kept if set(needs) <= set(kept) else merged((*needs, *kept))
 
-    def _unneeded(self, n: int) -> Gaps:
-        return self.released[n] if self.outlook[n] is self.kept[n] else self._gaps(self.outlook[n], n)
-
-    def _gaps(self, pages: Pages, n: int) -> Gaps:
-        found = []
-        end = n // self.page
-        at = 0
-        for low, high in (*pages, (end, end)):
-            if low > at:
-                found.append((at, low, ABSENT_SLOTS * (low - at)))
-            at = high
-        return tuple(found)
-
     def first_to_leave(self, n: int) -> int:
         """A page before which every page is needed for good, or by no boundary from ``n`` on."""
         if self._shape is not None:
@@ -166,6 +144,19 @@ class PagedReach:
             else:
                 self._always.append((p, p + 1))
             self._last.append(last)
+
+
+def gaps(pages: Pages, low: int, high: int) -> Iterator[Interval]:
+    """Yield the intervals of [low, high) of which no page is one of ``pages``, ascending."""
+    at = low
+    for first, end in pages[max(0, bisect_left(pages, (low,)) - 1) :]:
+        if first >= high:
+            break
+        if first > at:
+            yield at, first
+        at = max(at, end)
+    if at < high:
+        yield at, high
 
 
 def overlap(pages: Pages, first: int, end: int) -> bool:

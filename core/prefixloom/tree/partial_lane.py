@@ -1,9 +1,10 @@
-"""Partial lane: page cells that may hold only a part of their edge, and their slack.
+"""Partial lane: page components whose boundaries need any positions, such as windows, chunks, sinks or unions.
 
-``data`` of such a cell are the last pages of the edge, with *absent* where nothing is held. Pages that no boundary at
-the node's end or below can need (the part of a long edge that is older than a window) are *slack*. They are kept while
-there is room, since a boundary inside of the edge may be resumed at, and freed before anything else, even when a lease
-covers the rest of the cell.
+What a boundary needs are intervals of pages (``paged_reach``), so a cell may hold only a part of its edge: its ``data``
+are the last pages of the edge, with *absent* where nothing is held. Pages that no boundary at the node's end or below
+can need (the part of a long edge that is older than a window) are *slack*. They are kept while there is room, since a
+boundary inside of the edge may be resumed at, and freed before anything else, even when a lease covers the rest of the
+cell.
 """
 
 from __future__ import annotations
@@ -12,17 +13,18 @@ from array import array
 from collections.abc import Callable
 from typing import Any
 
-from typing_extensions import TypeVar
-
 from ..contract.composition import Part
 from ..contract.queues import Link, Queue
 from ..contract.reach import Interval, merged
 from ..device.pool import ABSENT, ABSENT_BYTES, ID_BYTES, Pool, present
 from .holdings import RetainedHolding, strip, without_absent
-from .lane import C, Cell, PageLane
+from .lane import Cell, PageLane
+from .paged_reach import Pages, gaps
 from .radix import Node
 
-R = TypeVar("R", bound=RetainedHolding, default=Any)
+ABSENT_SLOTS = array("i", [ABSENT])
+EVERY_PAGE = 1 << 62
+"""More pages than any path has."""
 
 
 class PartialCell(Cell):
@@ -56,38 +58,37 @@ class SlackLink(Link):
         return self.cell.node
 
 
-class PartialLane(PageLane[C, R]):
-    """Base of the lanes with partial cells: which pages are slack, and the queue of cells that have some."""
+PartialCover = list[tuple[PartialCell, int]]
+"""The cells that a lease covers, the deepest first, each with where its edge began then: it may have been split."""
 
-    __slots__ = ("_gapped", "covered_slack", "head", "slack", "tail", "tree_page")
+
+class PartialLane(PageLane[PartialCover, RetainedHolding]):
+    """The lane of a page component with any reach but a whole path. Cells with slack stand in a queue of their own."""
+
+    __slots__ = ("covered_slack", "head", "shape", "slack", "tail", "tree_page")
     retains = True
     tail: Callable[[int], int]
-    _gapped: bool
-    """Whether any cell ever had an absent page behind a present one."""
 
     def __init__(self, index: int, part: Part, pool: Pool, queue: Queue, tree_page: int) -> None:
         super().__init__(index, part, pool, queue, tree_page)
-        self._gapped = False
-        self.head = 0
-        """So many pages at the start of a path are never slack."""
+        shape = self.shape = part.reach.shape
+        self.tail = shape.tail if shape is not None else lambda n: 0
+        self.head = EVERY_PAGE
+        """So many pages at the start of a path are never slack: all, where a plugin may want any of them covered."""
+        if shape is not None and self.hooks.acquire_component_lock is None:
+            self.head = -(-shape.head // self.page)
         self.slack = queue.before()
         self.covered_slack = 0
         """The pages that are slack in covered cells: ``leased`` counts them, and they may go."""
-        shape = part.reach.shape
-        self.tail = shape.tail if shape is not None else lambda n: 0
         self.tree_page = tree_page
 
     def reset(self) -> None:
         super().reset()
-        self._gapped = False
         self.covered_slack = 0
         for slack in list(self.slack):
             self.slack.remove(slack)
             slack.cell.slack = None  # cut the cycle
         self.slack = self.queue.before()
-
-    def _first_needed(self, boundary: int) -> int:
-        return self.tail(boundary) // self.page * self.page
 
     def _slack_pages(self, cell: PartialCell) -> Interval:
         """Indices [first, last) into ``cell.data`` of the pages that are slack."""
@@ -133,18 +134,6 @@ class PartialLane(PageLane[C, R]):
         if cell.locks:
             self.covered_slack -= slack.pages
 
-    def read_covered(self, holding: R, cover: C | None, boundary: int) -> None:
-        """Stop reading pages that ``boundary`` does not need, or that the lease there does not cover."""
-        raise NotImplementedError
-
-    def reads_past(self, holding: R, boundary: int) -> bool:
-        """Whether the sequence reads nothing any more of what lies before ``boundary``."""
-        raise NotImplementedError
-
-    def retain(self, holding: R, floor: int) -> None:
-        """Give back what no boundary from ``floor`` on can need."""
-        raise NotImplementedError
-
     @property
     def evictable(self) -> int:
         """The pages that may be evicted, including slack of covered cells."""
@@ -180,13 +169,7 @@ class PartialLane(PageLane[C, R]):
         cell.data = strip(before[:a] + ABSENT_BYTES * (last - first) + before[b:])
         if self.recorder is not None:
             self.recorder.changed(self, cell.node, before, cell.data)
-        lost = self._lose(cell, gone)
-        self._look_for_gaps(cell)
-        return lost
-
-    def _look_for_gaps(self, cell: PartialCell) -> None:
-        if cell.pages * ID_BYTES != len(cell.data):
-            self._gapped = True
+        return self._lose(cell, gone)
 
     def retract(self, node: Node, slots: set[int]) -> None:
         """Take ``slots`` out of the cell of ``node``. The rest of the cell stays, whether a lease covers it or not."""
@@ -200,7 +183,6 @@ class PartialLane(PageLane[C, R]):
             if self.recorder is not None:
                 self.recorder.changed(self, node, before, cell.data)
             self._lose(cell, gone.tobytes())
-            self._look_for_gaps(cell)
             if node.cells[self.index] is cell:
                 self._find_slack(cell)
 
@@ -219,30 +201,51 @@ class PartialLane(PageLane[C, R]):
             self.queue.forget(cell)
         return pages
 
-    # ------------------------------------------------------------ reading the path
-    def _gather(self, node: Node, count: int) -> bytes:
-        """The last ``count`` pages before the end of ``node``, *absent* where nothing is held."""
-        i = self.index
-        size = count * ID_BYTES
-        page = self.page
-        cell = node.cells[i]
-        if cell is not None and len(cell.data) >= size:
-            return cell.data[-size:] if size else b""
-        parts: list[bytes] = []
-        got = 0
-        while got < size:
-            parent = node.parent
-            whole = (node.end - parent.end) // page * ID_BYTES
-            cell = node.cells[i]
-            data = b"" if cell is None else cell.data
-            parts.append(data if len(data) == whole else ABSENT_BYTES * ((whole - len(data)) // ID_BYTES) + data)
-            got += whole
-            node = parent
-        parts.reverse()
-        joined = b"".join(parts)
-        return joined if got == size else joined[got - size :]
+    def _cells(self, node: Node, pages: Pages) -> PartialCover:
+        """The cells of the path to ``node`` whose edges have some of ``pages``, the deepest first."""
+        i, page = self.index, self.page
+        found = []
+        end = node.end // page
+        for low, high in reversed(pages):
+            while end > low:
+                above = node.parent
+                end = above.end // page
+                if end < high:
+                    cell = node.cells[i]
+                    if cell is not None:
+                        found.append((cell, above.end))
+                node = above
+        return found
 
     # ------------------------------------------------------------ covering
+    def acquire(self, node: Node) -> PartialCover | None:
+        return self._cover(self._cells(node, self.paged.outlook[node.end]))
+
+    def acquire_wider(self, node: Node, positions: tuple[Interval, ...]) -> PartialCover | None:
+        page = self.page
+        wider = ((max(0, lo) // page, -(-min(hi, node.end) // page)) for lo, hi in positions if lo < hi)
+        return self._cover(self._cells(node, merged((*self.paged.outlook[node.end], *wider))))
+
+    def _cover(self, cells: PartialCover) -> PartialCover | None:
+        for cell, _ in cells:
+            locks = cell.locks
+            cell.locks = locks + 1
+            if not locks:
+                self._now_covered(cell)
+        return cells or None
+
+    def release(self, cover: PartialCover, recent: bool = True) -> None:
+        for cell, start in cover:
+            while True:
+                locks = cell.locks - 1
+                cell.locks = locks
+                if not locks:
+                    self._settle(cell, recent)
+                above = cell.node.parent
+                if above.end == start:
+                    break
+                cell = above.cells[self.index]  # a split divided the edge
+
     def _now_covered(self, cell: PartialCell) -> None:
         """The first lease covers ``cell``: it may not be evicted, but for its slack."""
         self.leased += cell.pages
@@ -274,6 +277,82 @@ class PartialLane(PageLane[C, R]):
         else:
             self.queue.add_first(cell)
 
+    # ------------------------------------------------------------ a sequence's way
+    def open(self, node: Node) -> RetainedHolding:
+        end = node.end
+        holding = RetainedHolding(self._read(self._cells(node, self.paged.outlook[end]), end), 0, end // self.page)
+        holding.looked = max(0, end - self.replay) // self.page
+        return holding
+
+    def row(self, node: Node, boundary: int) -> bytes:
+        return self._read(self._cells(node, self.paged.outlook[boundary]), boundary).tobytes()
+
+    def _read(self, cells: PartialCover, boundary: int) -> array[int]:
+        """The slots of the outlook at ``boundary``, which lies in the edges of ``cells``."""
+        page = self.page
+        parts = []  # from the end up
+        at = boundary // page
+        for cell, _ in cells:
+            data = cell.data
+            end = cell.node.end // page
+            if end > at:  # the boundary lies inside of the edge
+                data = data[: max(0, len(data) - (end - at) * ID_BYTES)]
+            elif end < at:
+                parts.append(ABSENT_BYTES * (at - end))
+                at = end
+            parts.append(data)
+            at -= len(data) // ID_BYTES
+        parts.append(ABSENT_BYTES * at)
+        parts.reverse()
+        table = array("i", b"".join(parts))
+        for first, end in gaps(self.paged.outlook[boundary], 0, len(table)):
+            table[first:end] = ABSENT_SLOTS * (end - first)
+        return table
+
+    def reads_past(self, holding: RetainedHolding, boundary: int) -> bool:
+        """Whether nothing before ``boundary`` is present, which has to be searched for."""
+        table = holding.table
+        count = min(boundary // self.page, len(table))
+        if count and table[0] != ABSENT:
+            return False
+        return table[:count].tobytes() == ABSENT_BYTES * count
+
+    def read_covered(self, holding: RetainedHolding, cover: PartialCover | None, boundary: int) -> None:
+        """Keep reading what ``boundary`` needs: a hole does not end what the lease covers.
+
+        Of a reach that is convex the lease covers nothing else, so ``until`` does not decide what is read on.
+        """
+        self.retain(holding, boundary)
+        if self.shape is None and self.paged.convex:
+            self._forget(holding, self.paged.outlook[boundary], 0, min(boundary // self.page, holding.owned))
+
+    def retain(self, holding: RetainedHolding, floor: int) -> None:
+        high = min(floor // self.page, len(holding.table))
+        if high > holding.looked:
+            low = self.paged.first_to_leave(holding.looked * self.page)
+            self._forget(holding, self.paged.kept[floor], low, high)
+            holding.looked = high
+
+    def _forget(self, holding: RetainedHolding, kept: Pages, low: int, high: int) -> None:
+        """Let go of the pages in [low, high) that are not ``kept``: free the own ones, and stop reading the others."""
+        table, owned, whole = holding.table, holding.owned, holding.whole
+        gone = array("i")
+        for first, end in gaps(kept, low, high):
+            absent = ABSENT_SLOTS * (end - first)
+            slots = table[first:end]
+            if slots == absent:
+                continue
+            table[first:end] = absent
+            holding.change(first)
+            if first > owned:
+                gone += slots
+                holding.whole = False
+            elif end > owned:
+                gone += slots[owned - first :]
+                holding.owned = end
+        if gone:
+            self.pool.give(gone.tobytes() if whole else without_absent(gone.tobytes()))
+
     # ------------------------------------------------------------ cells
     def divide(self, upper: Node, lower: Node) -> None:
         i = self.index
@@ -303,7 +382,7 @@ class PartialLane(PageLane[C, R]):
             self.queue.forget(cell)
 
     # ------------------------------------------------------------ handing over
-    def adopt(self, run: list[Node], holding: R) -> None:
+    def adopt(self, run: list[Node], holding: RetainedHolding) -> None:
         """Each cell counts as used when its turn comes, new or not: so what lies above goes first.
 
         What is filled at a boundary that the sequence only passed is no such use: see ``_enter_new``.
@@ -353,8 +432,6 @@ class PartialLane(PageLane[C, R]):
             pages = present(mine)
             if not pages:
                 return None
-            if pages * ID_BYTES != len(mine):
-                self._gapped = True
         cell = PartialCell(node, mine, pages)
         node.cells[self.index] = cell
         self.in_tree += pages
@@ -367,7 +444,7 @@ class PartialLane(PageLane[C, R]):
                 self._note_slack(cell)
         return cell
 
-    def _merge(self, cell: PartialCell, mine: bytes, holding: R) -> None:
+    def _merge(self, cell: PartialCell, mine: bytes, holding: RetainedHolding) -> None:
         """Fill the gaps of ``cell`` with the sequence's pages, give back duplicates, and read what the tree has.
 
         ``mine`` are the sequence's last pages of the cell's edge. The cell counts as used, even if nothing is new.
@@ -412,19 +489,15 @@ class PartialLane(PageLane[C, R]):
             self.in_tree += filled
             if cell.locks:
                 self.leased += filled
-            self._look_for_gaps(cell)
             self._find_slack(cell)
         # Only what the sequence held is read from the tree now: the lease covers what its boundary needs of it.
         for p, slot in enumerate(ours):
             holding.table[first + p] = ABSENT if slot == ABSENT else tree[lead + p]
         holding.change(first + holding.base)
 
-    def _kept(self, upto: int, keep: tuple[Interval, ...]) -> tuple[Interval, ...]:
-        return merged((*keep, (self._first_needed(upto), upto)))
-
-    def hold_back(self, holding: R, start: int, upto: int, keep: tuple[Interval, ...]) -> None:
+    def hold_back(self, holding: RetainedHolding, start: int, upto: int, keep: tuple[Interval, ...]) -> None:
         page, base, table = self.page, holding.base, holding.table
-        spans = self._kept(upto, keep)
+        spans = merged((*keep, *self.needs(upto)))
         gone = array("i")
         for p in range(max(base, start // page), upto // page):
             lo, hi = p * page, (p + 1) * page
@@ -437,9 +510,9 @@ class PartialLane(PageLane[C, R]):
             holding.change(start // page)
 
     def needed_pages(self, first: int, length: int) -> list[bool]:
-        page, spans = self.page, self._kept(length, ())
+        page, needs = self.page, self.paged.needs[length]
         return [
-            (p + 1) * page > length or any(low < (p + 1) * page and p * page < high for low, high in spans)
+            (p + 1) * page > length or any(low <= p < high for low, high in needs)
             for p in range(first, -(-length // page))
         ]
 
@@ -457,7 +530,7 @@ class PartialLane(PageLane[C, R]):
 
     def _give_all(self, gone: list[bytes]) -> int:
         data = b"".join(gone)
-        if self._gapped and ABSENT_BYTES in data:
+        if ABSENT_BYTES in data:
             data = without_absent(data)
         pages = len(data) // ID_BYTES
         self.pool.give(data)
