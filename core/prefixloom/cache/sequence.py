@@ -209,22 +209,15 @@ class Sequence(Handle):
         core, running = self._core, self._running
         if running.core is None:
             self._enter()
-        if core.guarded or core.changing:
-            core.enter()
-        if count.__class__ is not int or count < 0:
-            raise InputError(f"grow takes a number of tokens from 0 up, got {count!r}")
-        if running.reserved + count > core.shape.longest:
-            raise self._too_long(running.reserved + count)
-        core.changing = True
-        try:
+        with core:
+            if count.__class__ is not int or count < 0:
+                raise InputError(f"grow takes a number of tokens from 0 up, got {count!r}")
+            if running.reserved + count > core.shape.longest:
+                raise self._too_long(running.reserved + count)
             if arriving:
                 grow_arriving(core, running, count)
             else:
                 grow(core, running, count)
-        except BaseException as error:
-            core.raised(error)
-            raise
-        core.changing = False
         if core.watcher is not None:
             core.leave("grow")
 
@@ -246,15 +239,8 @@ class Sequence(Handle):
             self._enter()
         if tokens.__class__ is not Tokens:
             tokens = encode(tokens)  # not in the block: an iterable of the caller's may raise anything
-        if core.guarded or core.changing:
-            core.enter()
-        core.changing = True
-        try:
+        with core:
             append(core, running, tokens, extra)
-        except BaseException as error:
-            core.raised(error)
-            raise
-        core.changing = False
         if core.watcher is not None:
             core.leave("append")
 

@@ -124,17 +124,10 @@ class Step:
     # ------------------------------------------------------------ before the layers
     def __enter__(self) -> Step:
         core = self._core
-        if core.guarded or core.changing:
-            core.enter()
-        if self._state != NEW:
-            raise ProtocolError("a step is used once; ask the cache for a new one")
-        core.changing = True
-        try:
+        with core:
+            if self._state != NEW:
+                raise ProtocolError("a step is used once; ask the cache for a new one")
             self._begin(core)
-        except BaseException as error:
-            core.raised(error)
-            raise
-        core.changing = False
         self._work.enclosed = True  # last: until then a flush ends it
         return self
 
@@ -214,10 +207,7 @@ class Step:
                 raise ProtocolError("the ops of this step have run already; a forward split by layers runs them once")
             raise ProtocolError("run_ops belongs inside of the step's with block")
         core = self._core
-        if core.guarded or core.changing:
-            core.enter()
-        core.changing = True
-        try:
+        with core:
             stream = self._take_stream(stream)
             due = batches(self._running) if self.role == "target" else []
             if gated and not due and not self._plugin_ops:  # an op may read any of it
@@ -231,10 +221,6 @@ class Step:
                 self._state = FILLING
                 self._run_plugin_ops(stream, after=False)
             self._state = READY
-        except BaseException as error:
-            core.raised(error)
-            raise
-        core.changing = False
         if core.watcher is not None:
             core.leave("run_ops")
 
@@ -368,15 +354,8 @@ class Step:
         if kind is not None and core.changing:  # the cache is broken: a flush ends this work
             self._state = DONE
             return
-        if core.guarded or core.changing:
-            core.enter()
-        core.changing = True
-        try:
+        with core:
             self._end(kind is None)
-        except BaseException as error:
-            core.raised(error)
-            raise
-        core.changing = False
         if core.watcher is not None:
             core.leave("step")
 
