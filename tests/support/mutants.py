@@ -382,7 +382,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("a failed step commits", "operations/step.py", "Step._end",
            "if well:\n    self._commit()\n    if self.role == 'draft' and (not refused):\n        for looks, seen in self._seen:\n            looks.caught_up(seen)", "if True:\n    self._commit()\n    if self.role == 'draft' and (not refused):\n        for looks, seen in self._seen:\n            looks.caught_up(seen)",
            ("composition", "path and window", "1000")),
-    Mutant("a publication asks twice", "operations/publish.py", "_ask",
+    Mutant("a publication asks twice", "operations/publish.py", "_giving",
            "giving = _kept_by_plugins(core, running, giving, upto, last=upto == end)", "giving = _kept_by_plugins(core, running, giving, upto, last=upto == end)\ngiving = _kept_by_plugins(core, running, giving, upto, last=upto == end)",
            ("law", "law_hooks_are_called_when_the_contract_says", "window")),
     Mutant("a validator's higher answer is believed", "operations/match.py", "_narrow",

@@ -162,7 +162,6 @@ def make_shape(
     has_match_hooks = any(h.finalize_match_result for h in hooks)
     has_insert_hooks = any(h.commit_insert for h in hooks)
     has_admission = any(lane.admit is not None for lane in state_lanes)
-    has_unshared = any(not lane.shared for lane in lanes)
     limits = any(lane.per_path is not None for lane in state_lanes)
     tracks = any(lane.track_every for lane in state_lanes)
     replay = max(part.manifest.replay for part in composition.parts)
@@ -177,6 +176,7 @@ def make_shape(
         state_lanes=state_lanes,
         coded_lanes=coded_lanes,
         in_order=(*page_lanes, *state_lanes),
+        sharing=tuple(lane for lane in (*page_lanes, *state_lanes) if lane.shared),
         page=composition.page,
         lookahead=composition.lookahead,
         max_rewind=composition.max_rewind,
@@ -199,9 +199,7 @@ def make_shape(
         limits_states_per_path=limits,
         match_asks_more=has_match_hooks or composition.tier is not None,
         open_takes_more=has_match_hooks or replay > 0,
-        publication_asks=has_unshared or has_insert_hooks or has_admission or has_lock_hooks,
         publication_ends_later=has_lock_hooks or bool(coded_lanes),
-        publication_has_consequences=bool(coded_lanes) or limits or composition.debug or composition.tier is not None,
     )
 
 

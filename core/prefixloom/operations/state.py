@@ -78,6 +78,8 @@ class Shape:
     state_lanes: tuple[StateLane, ...]
     coded_lanes: tuple[CodedLane, ...]
     in_order: tuple[Lane, ...]
+    sharing: tuple[Lane, ...]
+    """Those of ``in_order`` that hand what they have to the tree."""
     page: int
     lookahead: int
     max_rewind: int
@@ -108,12 +110,8 @@ class Shape:
     """Whether a match asks more than the keys and the components: plugins' claims, or the tier below."""
     open_takes_more: bool
     """Whether opening may cover more than the reaches say, or take more slots than those of running states."""
-    publication_asks: bool
-    """Whether a publication may keep back something of what a component could hand over, or cover more."""
     publication_ends_later: bool
     """Whether a sequence that ends must hold on to what it has until what follows from its publication is done."""
-    publication_has_consequences: bool
-    """Whether something always follows from a publication."""
 
     def lane(self, component: str) -> Lane:
         for lane in self.lanes:
@@ -584,7 +582,7 @@ class Core:
 
     ``changing`` marks that an operation, whose body is ``with core:``, is amid its changes. It takes them back before
     an error of ours leaves it. Any other exception, at whatever line, leaves the mark there, and words for it: the
-    cache is broken, and refuses all but a flush (0075). What runs once a token writes out what ``with`` does.
+    cache is broken, and refuses all but a flush (0075).
     """
 
     __slots__ = (
