@@ -53,7 +53,7 @@ BY_HAND = (
     Fragment("a fingerprint does not know how many entries a page has", f"{CORE}/contract/fingerprints.py", "component_fingerprint", "(*buffer.shape, entries)", "buffer.shape"),
     # checksums of headers
     Fragment("the checksum of a header is not asked", FRAME, "decode_header", "check != zlib.crc32(data[_FIRST_PART.size :], zlib.crc32(data[8:12]))", "False"),
-    Fragment("the record of another fingerprint is an answer", FRAME, "RecordHeader.record", "self.fingerprint + self.content != key.address", "self.content != key.content"),
+    Fragment("the record of another fingerprint is an answer", FRAME, "RecordHeader.is_of", "self.fingerprint + self.content == key.address", "self.content == key.content"),
     # the file store
     Fragment("what went while it was read is damage", FILES, "FileBackend._get", "found = self._read(key, buffer)", "pass", at=1),
     Fragment("all records of others explain a miss", FILES, "FileBackend._absent", "own not in folders", "True"),

@@ -18,36 +18,6 @@ from prefixloom import StorageError
 from .disk import Disk, OpenFile, remedy
 
 LOCK = "writer.lock"
-_held: weakref.WeakSet[WriterLock] = weakref.WeakSet()
-_fork_hook: list[bool] = []
-
-
-class WriterLock:
-    """The lock of the one process that writes. A child process that it forks does not inherit the lock."""
-
-    def __init__(self, file: OpenFile) -> None:
-        self._file: OpenFile | None = file
-        _held.add(self)
-        if not _fork_hook:
-            _fork_hook.append(True)
-            os.register_at_fork(after_in_child=_release_all)
-
-    @property
-    def held(self) -> bool:
-        return self._file is not None
-
-    def was_removed(self, disk: Disk) -> bool:
-        """Whether the file of the lock was removed, so that another process can lock a new one."""
-        file = self._file
-        return file is not None and disk.stat(file.number).st_nlink == 0
-
-    def release(self) -> None:
-        self._file = None
-
-
-def _release_all() -> None:
-    for lock in list(_held):
-        lock.release()
 
 
 def distrust(path: object, found: os.stat_result) -> str:
@@ -117,7 +87,7 @@ def open_directory(disk: Disk, path: Path, create: bool) -> OpenFile:
     return directory
 
 
-def lock_directory(disk: Disk, directory: OpenFile, path: Path) -> WriterLock:
+def lock_directory(disk: Disk, directory: OpenFile, path: Path) -> OpenFile:
     """Take the writer's lock. Raise ``StorageError`` if another process has it or the lock file cannot be opened."""
     try:
         file = OpenFile(disk.open(LOCK, os.O_RDWR | os.O_CREAT, directory.number))
@@ -134,11 +104,14 @@ def lock_directory(disk: Disk, directory: OpenFile, path: Path) -> WriterLock:
     except OSError as error:
         hint = remedy(error, "Remove what is in its place")
         raise StorageError(f"{path}/{LOCK} cannot be opened: {error.strerror}. {hint}") from error
-    return WriterLock(file)
+    return file
 
 
 class Directory:
-    """The open directory of a store, and the writer's lock unless it is opened for reading."""
+    """The open directory of a store, and the writer's lock unless it is opened for reading.
+
+    A child process that this one forks does not inherit the lock.
+    """
 
     def __init__(self, path: str | Path, read_only: bool, disk: Disk) -> None:
         self.path, self._disk = Path(path), disk
@@ -146,6 +119,7 @@ class Directory:
         self._place = os.path.abspath(path)  # the process may change its working directory
         self._found = os.fstat(self.number)
         self._lock = None if read_only else lock_directory(disk, self._file, self.path)
+        _opened.add(self)
 
     @property
     def number(self) -> int:
@@ -155,7 +129,7 @@ class Directory:
     @property
     def is_writer(self) -> bool:
         """Whether this process holds the writer's lock."""
-        return self._lock is not None and self._lock.held
+        return self._lock is not None
 
     def check(self) -> None:
         """Raise ``OSError`` if what is written now would not be found again under the path of the store."""
@@ -169,11 +143,21 @@ class Directory:
             pass  # a directory above it was closed to this process meanwhile: this says nothing of what is there
         if what:
             raise OSError(errno.ESTALE, f"{self.path} {what}: open the store again")
-        if self._lock is not None and self._lock.was_removed(self._disk):
+        if self._lock is not None and self._disk.stat(self._lock.number).st_nlink == 0:
             what = f"{self.path / LOCK} was removed or replaced, so another process may write here"
             raise OSError(errno.ESTALE, f"{what}: open the store again")
 
     def release(self) -> None:
         """Release the writer's lock."""
-        if self._lock is not None:
-            self._lock.release()
+        self._lock = None
+
+
+_opened: weakref.WeakSet[Directory] = weakref.WeakSet()
+
+
+def _release_all() -> None:
+    for directory in list(_opened):
+        directory.release()
+
+
+os.register_at_fork(after_in_child=_release_all)

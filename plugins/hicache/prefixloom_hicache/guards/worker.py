@@ -54,7 +54,9 @@ class Ticket:
 class Worker:
     """One queue of calls and the thread that runs them.
 
-    ``max_stuck`` is the number of given-up calls that may still be running. With one more, the worker takes no call.
+    ``max_stuck``  the number of given-up calls that may still be running. With one more, the worker takes no call
+    ``stuck``      the number of calls that were given up and have not returned
+    ``late``       the number of calls that were given up and returned later
     """
 
     def __init__(self, name: str, now: Now, max_stuck: int) -> None:
@@ -63,18 +65,8 @@ class Worker:
         self._queue: deque[Ticket] = deque()
         self._running: Ticket | None = None
         self._thread: threading.Thread | None = None
-        self._stuck = self._late = 0
+        self.stuck = self.late = 0
         self._closed = False
-
-    @property
-    def stuck(self) -> int:
-        """The number of calls that were given up and have not returned."""
-        return self._stuck
-
-    @property
-    def late(self) -> int:
-        """The number of calls that were given up and returned later."""
-        return self._late
 
     def submit(self, run: Callable[[], Any], deadline: float, on_end: OnEnd, released: Callable[[], None]) -> Ticket:
         """Queue a call. It never waits.
@@ -87,7 +79,7 @@ class Worker:
         self.poll()
         ticket = Ticket(run, deadline, self.now(), on_end, released)
         with self._condition:
-            taken = not self._closed and self._stuck <= self.max_stuck
+            taken = not self._closed and self.stuck <= self.max_stuck
             if taken:
                 self._queue.append(ticket)
                 self._ensure_thread()
@@ -105,7 +97,7 @@ class Worker:
             running = self._running
             if running is not None and running.left(now) <= 0:
                 self._running = self._thread = None
-                self._stuck += 1
+                self.stuck += 1
             else:
                 running = None
             self._ensure_thread()
@@ -123,7 +115,7 @@ class Worker:
             running, self._running = self._running, None
             if running is not None:
                 self._thread = None
-                self._stuck += 1
+                self.stuck += 1
             self._condition.notify_all()
         if running is not None:
             self._end(running, "dropped", still_running=True)
@@ -140,7 +132,7 @@ class Worker:
 
     def _ensure_thread(self) -> None:
         """Start a thread if calls wait and none runs them. The condition is held."""
-        if self._queue and self._thread is None and self._stuck <= self.max_stuck:
+        if self._queue and self._thread is None and self.stuck <= self.max_stuck:
             self._thread = threading.Thread(target=self._work, name=self.name, daemon=True)
             try:
                 self._thread.start()
@@ -177,8 +169,8 @@ class Worker:
             if in_time:
                 self._running = None
             else:
-                self._stuck -= 1
-                self._late += 1
+                self.stuck -= 1
+                self.late += 1
                 self._ensure_thread()
         if in_time:
             ticket.answer, ticket.error = answer, error
