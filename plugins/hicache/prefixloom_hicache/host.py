@@ -22,7 +22,7 @@ from prefixloom import (
     TierManifest,
     hookimpl,
 )
-from prefixloom.storage import Backend, BackendType, opened
+from prefixloom.storage import Backend
 
 from .guards import Guarded, GuardLimits
 
@@ -90,11 +90,10 @@ class HostTier:
         return cls(manifest, name, **options)
 
     # ------------------------------------------------------------ the store behind the tier
-    def attach(self, kind: BackendType | Backend, **options: Any) -> None:
-        """Attach a store while the cache runs. From the next ``poll()`` on, the tier writes to it and reads from it.
+    def attach(self, store: Backend) -> None:
+        """Attach an open store while the cache runs. The tier writes to it and reads from it from the next poll on.
 
-        What the host holds by then is written to the store as well. ``kind`` is an open store, or the type of a store
-        that is opened with ``options``.
+        What the host holds by then is written to the store as well.
         """
         if self.store is not None:
             raise StorageError("a store is attached already: detach it first")
@@ -104,8 +103,7 @@ class HostTier:
                 f"its {' and '.join(unknown)}: "
                 f"HostTier(..., identity={{'model': ..., 'weights': ...}})"
             )
-        backend = opened(kind, **options) if isinstance(kind, BackendType) else kind
-        self.store = Guarded(backend, self.limits)
+        self.store = Guarded(store, self.limits)
 
     def detach(self) -> None:
         """Detach and close the store. Calls that it has not answered are dropped, and counted as such."""

@@ -155,8 +155,6 @@ class FileBackend:
 
     def _resume_writing(self) -> None:
         """Take over what the writers before left, and evict what exceeds the capacity."""
-        with contextlib.suppress(FileNotFoundError):
-            self._disk.remove(SPARE, self._directory.number)
         for _, name, room in self._scan():
             self._keep(name, room)
         self._make_room(0)

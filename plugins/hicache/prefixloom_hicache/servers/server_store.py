@@ -67,7 +67,8 @@ class ServerStore:
     """
 
     def __init__(self, values: Values, prefix: str = "prefixloom") -> None:
-        check_prefix(prefix)
+        if not PREFIX.fullmatch(prefix):
+            raise StorageError(f"a prefix has lower-case letters, digits, - and single slashes, got {prefix!r}")
         self.values = values
         self._prefix = prefix
         self._counts = StoreCounts()
@@ -302,14 +303,6 @@ class ServerStore:
         with self._lock:
             others = [there for digest, there in self._notes.items() if digest != own.digest]
         return tuple(differences(own, others))
-
-
-def check_prefix(prefix: str) -> None:
-    """Raise StorageError if the names of values must not begin with it."""
-    if not PREFIX.fullmatch(prefix):
-        raise StorageError(
-            f"a prefix has lower-case letters, digits and -, in parts between single slashes, got {prefix!r}"
-        )
 
 
 class Closed(Exception):
