@@ -231,6 +231,8 @@ def test_a_model_that_sees_more_than_earlier_tokens_is_refused_though_it_lists_i
 def test_a_width_that_only_transformers_would_know_is_said() -> None:
     assert "'llama' leaves out head_dim: 16 is taken" in read_facts(LLAMA).warnings[0]
     assert read_facts({**LLAMA, "head_dim": 16}).warnings == ()
+    latent = {**LLAMA, "model_type": "deepseek_v3", "kv_lora_rank": 32, "qk_rope_head_dim": 8}
+    assert not [each for each in read_facts(latent).warnings if "head_dim" in each], "a latent has a width of its own"
 
 
 @pytest.mark.parametrize("key", ["mamba_d_state", "attention_chunk_size", "linear_num_key_heads", "attn_layer_period"])

@@ -118,6 +118,8 @@ def modules() -> dict[str, Path]:
     found = {}
     for package, folder in PACKAGES.items():
         for path in sorted(folder.rglob("*.py")):
+            if "template" in path.parts:  # a distribution that is copied, not a module of ours
+                continue
             parts = (package, *path.relative_to(folder).with_suffix("").parts)
             found[".".join(parts).removesuffix(".__init__")] = path
     return found

@@ -131,6 +131,8 @@ def _taken(given: Mapping[str, Any], config: Mapping[str, Any], known: Known, im
     if known.failed:
         return [f"{named(config)}: transformers does not take it, so its defaults are not known here: {known.failed}"]
     missing = [name for name, others in USUAL.items() if all(given.get(each) is None for each in (name, *others))]
+    if config.get("kv_lora_rank") and "head_dim" in missing:
+        missing.remove("head_dim")  # a latent has a width of its own
     if known.text is None:
         if "head_dim" not in missing or not given.get("model_type") or not implied["head_dim"]:
             return []

@@ -230,7 +230,8 @@ class ComponentSpecs:
         lengths); never for role "draft".
         Mutates: nothing. Folded: concatenated after all derived and claimed ops, in the order of the components. An
         op names places of a sequence of the batch, and the core turns them into slots. Raises: no step is made.
-        Example: ``return tuple(Op("flush", "ring", dst=(w.boundary,), sequence=i) for i, w in enumerate(batch))``
+        Example: ``return tuple(Op("flush", "ring", dst=(w.boundary,), sequence=i) for i, w in enumerate(batch) if
+        w.walked > w.boundary)``
         """
 
     @hookspec
