@@ -15,7 +15,7 @@ from .contract.identity import Identity
 from .contract.manifest import Buffer, Codec, Manifest, TierManifest, parse_memory
 from .contract.policy import EvictionPolicy
 from .contract.queues import ListQueue, Queue, Use
-from .contract.reach import Chunk, Path, Point, Reach, Sinks, Tail, Window
+from .contract.reach import Chunk, Optional, Path, Point, Reach, Sinks, Tail, Window
 from .contract.shares import owner_of
 from .contract.values import (
     AnchorView,
@@ -108,6 +108,7 @@ __all__ = [
     "ModelFacts",
     "NodeView",
     "Op",
+    "Optional",
     "Outcome",
     "PageChain",
     "Path",

@@ -26,6 +26,7 @@ from prefixloom import (
     LayerFacts,
     Manifest,
     ModelFacts,
+    Optional,
     Path,
     Point,
     Sequence,
@@ -173,7 +174,7 @@ def test_every_fact_of_the_manifest_is_in_the_table_with_its_default() -> None:
 
 
 VALUES: dict[str, Any] = {"w": 5, "c": 8, "k": 3, "s": 6, "a": Window(5), "b": Sinks(6)}
-NAMES = {"Path": Path, "Window": Window, "Point": Point, "Chunk": Chunk, "Tail": Tail, "Sinks": Sinks}
+NAMES = {each.__name__: each for each in (Path, Window, Point, Chunk, Tail, Sinks, Optional)}
 COMBINATORS = {"a | b": "Union", "a.shift(k)": "Shift"}
 REACHES = table(HOOKS.read_text(), "clause", "reach")
 

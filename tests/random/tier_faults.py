@@ -24,14 +24,16 @@ import prefixloom.tiers.host_copies
 import prefixloom.tiers.restore
 from prefixloom import CapacityError, Component, hookimpl
 from prefixloom.cache.cache import Cache
+from prefixloom.device.pool import ABSENT
 from prefixloom.tiers.host_copies import HostCopies
 from tests.support.helpers import every_reach, part, settle
-from tests.support.tiers import WRITES, Requests, compute, restorable, simulated, tiered, wrong
+from tests.support.tiers import WRITES, Requests, compute, kept_below, restorable, simulated, tiered, wrong
 
 SETS = {
     "F": ("path",), "S": ("window",), "M": ("point",), "FS": ("path", "window"), "FM": ("path", "point"),
     "SM": ("window", "point"), "FSM": ("path", "window", "point"), "FC": ("path", "chunk"), "FT": ("path", "tail"),
-    "FU": ("path", "union"), "FB": ("path", "blocks"), "FH": ("path", "holes"), "two": ("window", "sinks", "point"),
+    "FU": ("path", "union"), "FB": ("path", "blocks"), "FH": ("path", "holes"), "FO": ("path", "optional"),
+    "two": ("window", "sinks", "point"),
 }  # fmt: skip
 PAGES, LAYOUTS = (1, 4), ("layer_first", "page_first")
 MATRIX = tuple(itertools.product(WRITES, SETS, PAGES, LAYOUTS))
@@ -143,7 +145,7 @@ class Drive:
         self.lag = lag
         self.simulation = simulated(self.cache) if lag else None
         self.told = self.ended = 0
-        self.restored = self.loads = 0
+        self.restored = self.loads = self.brought = 0
 
     def run(self) -> None:
         with self.faults.put():
@@ -174,8 +176,14 @@ class Drive:
         except CapacityError:
             return
         with sequence:
-            ready = sequence.ready
+            ready, kept = sequence.ready, kept_below(cache, tokens)
+            had = {name: listed(sequence, name) for name in kept}
             told = sequence.restore()
+            if self.faults.hit == hit and not told.why:
+                for name, pages in kept.items():
+                    has, size = listed(sequence, name), len(sequence.pages(name))
+                    assert has == {page for page in pages if page < size}, (name, has, pages)
+                    self.brought += len(has - had[name])
             self.told += told.ready > ready
             self.restored += told.ready - ready
             self.loads += told.ready > ready
@@ -241,6 +249,11 @@ class Drive:
         cache.poll()
         for lane in cache.core.shape.all_lanes:
             assert (lane.pool.free, lane.in_tree, lane.leased) == (lane.pool.capacity, 0, 0), lane.pool.name
+
+
+def listed(sequence: Any, name: str) -> set[int]:
+    """The pages that are in the sequence's table."""
+    return {page for page, slot in enumerate(sequence.pages(name)) if slot != ABSENT}
 
 
 def faults_of(case: Case, lag: int, every: int = 1, some: int = 0) -> Counter[str]:

@@ -89,6 +89,7 @@ from tests.support.broken_parts import (
     ClosedUpward,
     ConvexAndLate,
     ConvexAndNot,
+    ConvexOptional,
     DropsOnSplit,
     EarlyByAPage,
     EarlyByOne,
@@ -161,6 +162,7 @@ def rows() -> list[Broken]:
     itself, same = "law_each_component_is_an_instance_of_its_own", "law_the_same_calls_get_the_same_answers"
     again, ends = "law_what_is_asked_of_a_match_is_pure", "law_a_hit_ends_where_it_may"
     idle = "law_the_reach_names_nothing_that_no_layer_reads"
+    unneeded = "law_memory_that_nothing_needs_lowers_no_hit"
     on = "law_layers_go_on_from_what_is_stored"
     says = "law_the_manifest_says_what_content_depends_on"
     ahead, grid = "law_content_depends_on_no_later_token", "law_content_is_exact_on_the_grid"
@@ -185,6 +187,7 @@ def rows() -> list[Broken]:
         ("closed upward, and is not", of(reach=ClosedUpward), WINDOW, "law_closed_upward_is_true"),
         ("convex, and is not", of(reach=ConvexAndNot), Truth(), "law_convex_is_true"),
         ("convex, and until is too late", of(reach=ConvexAndLate), Truth(), "law_until_is_the_last_boundary"),
+        ("never needed, and says convex", of(reach=ConvexOptional), Truth(), unneeded),
         ("a state that needs positions", of(reach=StateWithPositions), STATE, "law_a_state_needs_no_positions"),
         ("a forgotten buffer", of(buffers=(K,)), WINDOW, writes),
         ("a forgotten layer", of(buffers=(attrs.evolve(K, layers=(0,)), V)), WINDOW, writes),

@@ -17,6 +17,7 @@ from prefixloom import (
     Component,
     Manifest,
     Op,
+    Optional,
     Reach,
     SplitRule,
     Window,
@@ -85,6 +86,12 @@ class PastTheBoundary(Plain):
 
 class ClosedUpward(Plain):
     closed_upward = True
+
+
+class ConvexOptional(Optional):
+    """A lease covers what its own boundary needs, so nothing of it is protected."""
+
+    convex = True
 
 
 class ConvexAndNot(Reach):

@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from prefixloom import Buffer, Chunk, Component, Manifest, Path, Point, Reach, Sinks, Tail, Window, compose
+from prefixloom import Buffer, Chunk, Component, Manifest, Optional, Path, Point, Reach, Sinks, Tail, Window, compose
 from prefixloom.cache.cache import Cache
 from prefixloom.cache.sequence import Sequence as Running
 from prefixloom.contract.manifest import TierManifest
@@ -77,6 +77,7 @@ def every_reach() -> dict[str, Reach]:
         "shifted": Window(6).shift(5),
         "blocks": Blocks(8),
         "holes": Holes(),
+        "optional": Optional(),
     }
 
 

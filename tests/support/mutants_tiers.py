@@ -29,6 +29,8 @@ MUTANTS: tuple[tuple[str, str, str, str, str, str], ...] = (
     ("positions are loaded that the device has", "tiers/restore.py", "lacking", "lane.residency.absent(node, wanted)", "wanted", COPIES),
     ("the last page of a span is not loaded", "tiers/restore.py", "lacking", "range(max(low, first), min(high, end))", "range(max(low, first), min(high, end) - 1)", TIER),
     ("sources are not pinned", "tiers/restore.py", "lacking", "pins.add(host, cells[host.index])", "pass", LESSON_4),
+    ("what no boundary needs is never restored", "tiers/restore.py", "_has_more", "lacks and lacks != copies.residencies[lane.index].absent(end, wanted)", "False", "test_tier_faults.py"),
+    ("without room for what is not needed nothing is loaded", "tiers/restore.py", "_load_with_more", "end.end > running.ready", "not left_out", "test_optional.py"),
     ("what is tried again is not lower", "tiers/restore.py", "restore", "running.ready < boundary <= limit", "running.ready < boundary", FOUND),
     ("a state that was filled is loaded into", "tiers/restore.py", "_copy_up", "isinstance(lane, CodedLane) or state.ready", "isinstance(lane, CodedLane)", FOUND),
     ("a copy of a state leaves no fence", "tiers/restore.py", "_copy_up", "running.fence = max(running.fence, work.number)", "", FOUND),

@@ -15,6 +15,7 @@ from prefixloom import (
     Component,
     EvictionPolicy,
     Manifest,
+    Optional,
     Path,
     Point,
     Reach,
@@ -226,6 +227,8 @@ def setups() -> dict[str, Setup]:
         "convex secret window": make(parts(ConvexSecret(), Path()), page=1, tokens=40),
         "convex window with a late until": make(parts(ConvexLate()), tokens=48, max_rewind=3),
         "bare path": make(parts(BarePath())),
+        "path and optional": make(parts(Path(), Optional()), own={"b": 40}),
+        "optional, window and point": make(parts(Optional(), Window(6), Point()), page=1, tokens=44, slots=9),
         "window or strided": make(parts(Path(), Window(3) | Strided()), page=1, tokens=44),
         "different pages": make(
             parts(Path(), Window(9), Point(), a={"page_size": 8}, b={"page_size": 2}), tokens=96, slots=8

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from prefixloom import Component, TierManifest
+from prefixloom import Component, Optional, TierManifest
 from prefixloom.cache.cache import Cache
 from prefixloom.cache.sequence import Sequence
 from prefixloom.device.pool import ABSENT
@@ -79,13 +79,14 @@ def wrong(cache: Cache, sequence: Sequence, tokens: Many[int]) -> list[str]:
             if int(data[0, pages[0]].flatten()[0]) != want:
                 found.append(f"{lane.name}: another state at {boundary}")
             continue
-        for low, high in lane.part.reach.needs(boundary):
-            for at in range(low, high):
-                page, entry = divmod(at, lane.page)  # type: ignore[attr-defined]
-                if pages[page] == ABSENT:
+        needed = {at for low, high in lane.part.reach.needs(boundary) for at in range(low, high)}
+        for at in range(boundary):
+            page, entry = divmod(at, lane.page)  # type: ignore[attr-defined]
+            if pages[page] == ABSENT:
+                if at in needed:
                     found.append(f"{lane.name}: {at} is absent")
-                elif bool((data[:, pages[page], entry] != mark(sequence.namespace, tokens[: at + 1])).any()):
-                    found.append(f"{lane.name}: {at} holds something else")
+            elif bool((data[:, pages[page], entry] != mark(sequence.namespace, tokens[: at + 1])).any()):
+                found.append(f"{lane.name}: {at} holds something else")
     return found
 
 
@@ -147,6 +148,16 @@ def present(cache: Cache, path: Many[Node], i: int, page: int) -> set[int]:
         slots = array("i", cell.data)
         first = node.end // page - len(slots)
         found |= {first + k for k, slot in enumerate(slots) if slot != ABSENT}
+    return found
+
+
+def kept_below(cache: Cache, tokens: Many[int]) -> dict[str, set[int]]:
+    """By component that no boundary needs, the pages of the path of ``tokens`` that the device or the host has."""
+    path, found = path_of(cache, tokens), {}
+    for lane in cache.core.shape.lanes:
+        if isinstance(lane.part.reach, Optional):
+            places = (lane.index, tier_lane(cache, lane.name).index)
+            found[lane.name] = set.union(*(present(cache, path, i, lane.part.page_tokens) for i in places))
     return found
 
 

@@ -193,6 +193,17 @@ class Sinks(Reach):
         return ReachShape(self.s, _end)
 
 
+@attrs.frozen
+class Optional(Reach):
+    """The reach of memory that is used if it is there and never needed: retrieval attention, a cached prefetch.
+
+    No boundary needs it, so it never lowers a hit. Any later boundary may use it, so a lease protects what is there.
+    """
+
+    def needs(self, n: int) -> tuple[Interval, ...]:
+        return ()
+
+
 def _end(n: int) -> int:
     """The tail of a reach that has none: no tail is later."""
     return n

@@ -70,6 +70,12 @@ class HostCopies:
             for lane, host in zip(core.shape.lanes, self.by_component, strict=True)
         )
         """What the device and the host have together, by component."""
+        self.optional = [
+            lane
+            for lane in core.shape.page_lanes
+            if not lane.paged.convex and self.by_component[lane.index] is not None
+        ]
+        """Lanes of which a sequence may use pages that its boundary does not need."""
         self.on_copied: Callable[[HostLane, Node], None] | None = None
         self.streams: dict[str, Stream] = {}
         self.backed_up = self.dropped = self.evicted = self.failed = 0

@@ -120,22 +120,25 @@ def restore(copies: HostCopies, running: Running) -> Restored:
         if boundary > limit:
             node, boundary = restorable_at(copies, match, climb(node, limit), limit)
         if not running.ready < boundary <= limit:
+            if running.ready == ready and running.node.end == ready:
+                claims = claims_at(core, match, ready) if core.shape.has_match_hooks else ()
+                why = why or _load_with_more(copies, running, running.node, claims)
             return Restored(wanted, running.ready, why)
         end = node if node.end == boundary else split(core, node, boundary)
         claims = claims_at(core, match, boundary) if core.shape.has_match_hooks else ()
         try:
-            _load(copies, running, end, claims)
+            left_out = _load_with_more(copies, running, end, claims)
         except CapacityError as error:
             why = why or f"{boundary} tokens did not fit: {error}"
             limit = boundary - _too_much(core, error)
         except LoadFailed as error:
             why = why or f"the copy of {boundary} tokens failed: {error}"
             limit = boundary - core.shape.page
-            copies.forsake((part.host, node) for part in error.parts for node in reversed(part.run))
+            copies.forsake(error.sources)
         else:
             copies.restores += 1
             copies.restored_tokens += boundary - ready
-            return Restored(wanted, running.ready, why)
+            return Restored(wanted, running.ready, why or left_out)
         copies.fallbacks += 1
         match = find_again(core, running.match)  # without what was evicted meanwhile, or could not be copied
 
@@ -166,16 +169,54 @@ class LoadFailed(PrefixloomError):
 
     def __init__(self, why: str, parts: Many[Lacking]) -> None:
         super().__init__(why)
-        self.parts = parts
+        self.sources = [(part.host, node) for part in parts for node in reversed(part.run)]
 
 
-def _load(copies: HostCopies, running: Running, end: Node, claims: Many[Claim | None]) -> None:
-    """Reserve, copy and publish, and resume the sequence at the end of ``end``: all of it, or nothing on an error."""
+def _load_with_more(copies: HostCopies, running: Running, end: Node, claims: Many[Claim | None]) -> str:
+    """Load what the sequence needs at the end of ``end``, and what else it may use there and only the host has.
+
+    Without room for that, or if its copy fails, only what is needed is loaded. The reason is returned.
+    """
+    sources: Many[tuple[HostLane, Node]] = ()
+    left_out = ""
+    if _has_more(copies, end):
+        try:
+            _load(copies, running, end, claims, more=True)
+            return ""
+        except CapacityError as error:
+            left_out = f"what it may use beside {end.end} tokens did not fit: {error}"
+        except LoadFailed as error:
+            left_out = f"the copy of {end.end} tokens, and of what it may use beside them, failed: {error}"
+            sources = error.sources
+    try:
+        if end.end > running.ready:
+            _load(copies, running, end, claims)
+    finally:
+        if sources:  # only now: what is needed may be among them, and its copy may do better
+            copies.forsake(sources)
+    return left_out
+
+
+def _has_more(copies: HostCopies, end: Node) -> bool:
+    """Return whether the host alone has pages that a sequence at the end of ``end`` may use and does not need."""
+    for lane in copies.optional:
+        wanted = lane.paged.outlook[end.end]
+        lacks = lane.residency.absent(end, wanted)
+        if lacks and lacks != copies.residencies[lane.index].absent(end, wanted):
+            return True
+    return False
+
+
+def _load(copies: HostCopies, running: Running, end: Node, claims: Many[Claim | None], more: bool = False) -> None:
+    """Reserve, copy and publish, and resume the sequence at the end of ``end``: all of it, or nothing on an error.
+
+    ``more``: what it may use there and does not need is loaded as well.
+    """
     core = copies.core
     end.leases += 1  # so that it is not unlinked: it may hold nothing on the device yet
     try:
         with Pins() as pins:
-            parts, plan = _parts(copies, end, pins)
+            parts, plan = _parts(copies, end, pins, more)
             wanted: list[tuple[Any, int, object]] = [(part.lane, len(part.src), None) for part in parts]
             wanted += [(lane, lane.replayed_pages(end.end), None) for lane in core.shape.page_lanes if lane.replay]
             make_room(core, wanted, "restore", end.end, running)
@@ -190,21 +231,23 @@ def _load(copies: HostCopies, running: Running, end: Node, claims: Many[Claim | 
         copies.watch(work, plan)
 
 
-def _parts(copies: HostCopies, end: Node, pins: Pins) -> tuple[list[Lacking], TransferPlan | None]:
+def _parts(copies: HostCopies, end: Node, pins: Pins, more: bool) -> tuple[list[Lacking], TransferPlan | None]:
     """What is to be loaded, with the additions of plugins, pinned; and the plan, if a plugin has transfer hooks."""
     core = copies.core
     both = [(lane, copies.by_component[lane.index]) for lane in core.shape.lanes]
-    needed: dict[Lane, Pages] = {lane: lane.paged.needs[end.end] for lane in core.shape.lanes}
-    parts = [lacking(lane, host, end, pins, needed[lane]) for lane, host in both if host is not None]
+    wanted: dict[Lane, Pages] = {lane: lane.paged.needs[end.end] for lane in core.shape.lanes}
+    if more:
+        wanted |= {lane: lane.paged.outlook[end.end] for lane in copies.optional}
+    parts = [lacking(lane, host, end, pins, wanted[lane]) for lane, host in both if host is not None]
     plan = None
     if core.shape.has_transfer_hooks:
         plan = plan_of(core, "load", end, [(part.host, node) for part in parts for node in part.run])
-        more = proposed(core, copies.part, plan)
-        if more:
+        added = proposed(core, copies.part, plan)
+        if added:
             for lane in core.shape.page_lanes:
-                pages = ((low // lane.page, -(-high // lane.page)) for low, high in more.get(lane.name, ()))
-                needed[lane] = merged((*needed[lane], *pages))
-            parts = [lacking(part.lane, part.host, end, pins, needed[part.lane]) for part in parts]
+                pages = ((low // lane.page, -(-high // lane.page)) for low, high in added.get(lane.name, ()))
+                wanted[lane] = merged((*wanted[lane], *pages))
+            parts = [lacking(part.lane, part.host, end, pins, wanted[part.lane]) for part in parts]
     return [part for part in parts if part.src], plan
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from math import inf
 from typing import Any
 
 from ...contract.reach import Reach
@@ -145,6 +146,37 @@ def law_a_lease_covers_exactly_what_resuming_needs(case: ComponentCase) -> None:
         lease.release()
         left = bench.cache.stats().components[part.name].leased
         require(not left, "lock", "after its release, %s slots are covered still", left)
+
+
+def law_memory_that_nothing_needs_lowers_no_hit(case: ComponentCase) -> None:
+    """Memory that no boundary needs is protected by a lease, lowers no hit once it is gone, and comes back from a tier.
+
+    Clauses: R17.
+    """
+    if case.has_states or not case.is_cached or case.reach.until(0) != inf:
+        raise NotApplicable("no later boundary may use it for good")
+    if any(low < high for n in range(1, 257) for low, high in case.reach.needs(n)):
+        raise NotApplicable("boundaries need it")
+    bench = Bench(case, ("path",), below="through", plain=True)
+    name, end = bench.parts[0].name, 6 * bench.unit
+    tokens = text_of(0)[: end + bench.cache.composition.lookahead]
+    run = bench.open(tokens)
+    _finish(bench, run)
+    run.sequence.close()
+    cached = bench.cache.stats().components[name].cached
+    with bench.cache.lease(bench.cache.match(tokens)):
+        bench.cache.evict({name: bench.parts[0].capacity})
+        left = bench.cache.stats().components[name].cached
+        require(left == cached, "lock", "of %s pages that a lease protects, an eviction left %s", cached, left)
+    bench.cache.evict({name: bench.parts[0].capacity})
+    bench.poison()
+    ready = bench.cache.peek(tokens)
+    require(ready == end, "lock", "without it, %s of %s tokens hit", ready, end)
+    again = bench.open(tokens)
+    absent = again.sequence.pages(name).count(-1)
+    require(not absent, "lock", "a restore with room left out %s pages that the tier below has", absent)
+    bench.verify(again)
+    again.sequence.close()
 
 
 def needed_slots(part: Any, boundary: int, unit: int) -> int:
