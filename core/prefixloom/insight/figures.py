@@ -6,12 +6,13 @@ are few of each, and none of them comes from a prompt or from a client.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import attrs
 
 from .history import AGES, Histogram, History
-from .stats import CacheStats
+from .stats import CacheStats, ComponentStats
 
 Labels = tuple[tuple[str, str], ...]
 
@@ -75,8 +76,9 @@ def _plain(name: str, kind: Literal["counter", "gauge"], text: str, value: float
     return Figure(f"prefixloom:{name}", kind, text, (((), float(value)),))
 
 
-def _by_component(stats: CacheStats, name: str, kind: Literal["counter", "gauge"], text: str, value: object) -> Figure:
-    assert callable(value)
+def _by_component(
+    stats: CacheStats, name: str, kind: Literal["counter", "gauge"], text: str, value: Callable[[ComponentStats], float]
+) -> Figure:
     samples = tuple(((("component", each),), float(value(of))) for each, of in stats.components.items())
     return Figure(f"prefixloom:{name}", kind, text, samples)
 
