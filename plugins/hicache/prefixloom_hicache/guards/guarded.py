@@ -96,7 +96,7 @@ class StoreCall:
     def answers(self) -> tuple[Any, ...] | None:
         ticket = self._ticket
         if ticket is None:
-            return self._instead("closed", "")  # which has its reason already
+            return self._instead("closed", "")  # it was not submitted, and ``instead`` has its reason already
         if not ticket.over:
             return None
         if ticket.state == "done":
