@@ -186,10 +186,7 @@ def make_shape(
         validators=validators,
         tier_validators=tier_validators,
         no_records=[None] * len(lanes),
-        only_paths=len(path_lanes) == len(lanes) and not validators,
         tracks_checkpoints=tracks,
-        steps_have_states=tracks or bool(composition.max_rewind),
-        holdings_follow_commits=bool(state_lanes or partial_lanes),
         has_lock_hooks=has_lock_hooks,
         has_match_hooks=has_match_hooks,
         has_plugin_ops=has_match_hooks or any(h.deferred_forward_ops for h in hooks),
@@ -197,8 +194,6 @@ def make_shape(
         has_insert_hooks=has_insert_hooks,
         has_admission=has_admission,
         limits_states_per_path=limits,
-        match_asks_more=has_match_hooks or composition.tier is not None,
-        open_takes_more=has_match_hooks or replay > 0,
         publication_ends_later=has_lock_hooks or bool(coded_lanes),
     )
 

@@ -45,16 +45,13 @@ def ask(core: Core, tokens: Any, namespace: str, leave: int, extra: Extra) -> Ma
 def find(core: Core, match: Match) -> Match:
     """Search, and ask the plugins and the tier below where there are any that have something to say."""
     search(core, match, match.most)
-    if core.shape.match_asks_more:
-        if core.shape.has_match_hooks:
-            walked_to = match.walked_to
-            match.claims = claims_at(core, match, match.ready)
-            match.walked_to = walked_to
-        if core.below is not None:
-            boundary = walked_boundary(core, match)
-            match.below, match.restorable = match.node, match.ready
-            if boundary > match.ready:
-                core.below.restorable(match, match.walked_to, boundary)
+    if core.shape.has_match_hooks:
+        match.claims = claims_at(core, match, match.ready)
+    if core.below is not None:
+        boundary = walked_boundary(core, match)
+        match.below, match.restorable = match.node, match.ready
+        if boundary > match.ready:
+            core.below.restorable(match, match.walked_to, boundary)
     return match
 
 
@@ -112,36 +109,35 @@ def search(core: Core, match: Match, most: int, trace: Lowered | None = None) ->
             if trace is not None:
                 trace.append((lane.name, boundary, lower))
             boundary = lower
-    if not shape.only_paths:
-        lowered = True
-        while lowered and boundary:
-            before = paged = boundary
-            for partial in shape.partial_lanes:
-                node, lower = partial.residency.deepest(node, paged)
-                if lower != paged:
-                    limited_by = partial.name
-                    if trace is not None:
-                        trace.append((partial.name, paged, lower))
-                    paged = lower
-            boundary = paged
-            if paged != before:  # the first may accept less than the last left
-                continue
-            for state in shape.state_lanes:
-                node, lower = state.residency.deepest(node, boundary)
-                if lower != boundary:
-                    limited_by = state.name
-                    if trace is not None:
-                        trace.append((state.name, boundary, lower))
-                    boundary = lower
-            lowered = boundary != paged
-            if lowered and branch is None:
-                branch = paged
-            if not lowered and shape.validators:
-                node, lower, name = _narrow(core, match, node, boundary)
-                if lower != boundary:
-                    if trace is not None and name is not None:
-                        trace.append((name, boundary, lower))
-                    limited_by, boundary, lowered = name, lower, True
+    lowered = True
+    while lowered and boundary:
+        before = paged = boundary
+        for partial in shape.partial_lanes:
+            node, lower = partial.residency.deepest(node, paged)
+            if lower != paged:
+                limited_by = partial.name
+                if trace is not None:
+                    trace.append((partial.name, paged, lower))
+                paged = lower
+        boundary = paged
+        if paged != before:  # the first may accept less than the last left
+            continue
+        for state in shape.state_lanes:
+            node, lower = state.residency.deepest(node, boundary)
+            if lower != boundary:
+                limited_by = state.name
+                if trace is not None:
+                    trace.append((state.name, boundary, lower))
+                boundary = lower
+        lowered = boundary != paged
+        if lowered and branch is None:
+            branch = paged
+        if not lowered and shape.validators:
+            node, lower, name = _narrow(core, match, node, boundary)
+            if lower != boundary:
+                if trace is not None and name is not None:
+                    trace.append((name, boundary, lower))
+                limited_by, boundary, lowered = name, lower, True
     match.node = node
     match.ready = boundary
     match.limited_by = limited_by

@@ -38,7 +38,7 @@ def open_at(core: Core, match: Match, label: str, priority: int, until: float, *
     node = anchor(core, match)
     receipts = ask_receipts(core, match.namespace, node.end, match.extra) if shape.has_lock_hooks else None
     # All running states have their slots at once, or none before there is room.
-    with_slots = not shape.open_takes_more and not arrives
+    with_slots = not (arrives or match.claims or shape.replay)
     for point in shape.state_lanes:
         if point.per_sequence > point.live.at_hand:
             with_slots = False

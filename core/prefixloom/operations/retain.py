@@ -19,8 +19,6 @@ def commit(core: Core, running: Running, upto: int) -> None:
     """What is computed reaches to ``upto``, and the running states stand for that."""
     running.committed = upto
     shape = core.shape
-    if not shape.holdings_follow_commits:
-        return
     held = running.held
     for lane in shape.state_lanes:
         held[lane.index].reach(upto)
@@ -106,7 +104,7 @@ def rewind(core: Core, running: Running, count: int) -> None:
     shape = core.shape
     length = _checked_length(core, running, count)
     core.flight.end_alone(running)
-    if shape.holdings_follow_commits:
+    if shape.state_lanes or shape.partial_lanes:
         running.high = max(running.committed, running.high)
     running.reserved = length
     running.committed = min(running.committed, length)

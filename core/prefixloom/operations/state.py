@@ -92,13 +92,7 @@ class Shape:
     tier_validators: Validators
     no_records: list[Any]
     """None for each lane, to be copied."""
-    only_paths: bool
-    """Whether every component needs all that lies above a boundary, and no plugin validates matches."""
     tracks_checkpoints: bool
-    steps_have_states: bool
-    """Whether a step keeps checkpoints, or the states after single tokens."""
-    holdings_follow_commits: bool
-    """Whether a commit changes what some component holds."""
     has_lock_hooks: bool
     has_match_hooks: bool
     has_plugin_ops: bool
@@ -106,10 +100,6 @@ class Shape:
     has_insert_hooks: bool
     has_admission: bool
     limits_states_per_path: bool
-    match_asks_more: bool
-    """Whether a match asks more than the keys and the components: plugins' claims, or the tier below."""
-    open_takes_more: bool
-    """Whether opening may cover more than the reaches say, or take more slots than those of running states."""
     publication_ends_later: bool
     """Whether a sequence that ends must hold on to what it has until what follows from its publication is done."""
 

@@ -141,7 +141,7 @@ class Step:
                 begun.append((running, start, end))
             if core.shape.lookahead:
                 self._begin_to_look()
-            if core.shape.steps_have_states:
+            if core.shape.tracks_checkpoints or core.shape.max_rewind:
                 self._begin_states()
             if core.watcher is not None:
                 rows = (
