@@ -145,7 +145,7 @@ def windows_are_freed_through_a_table_of_full_slots(patch: pytest.MonkeyPatch) -
         if full is not None and window is not None and table is not None:
             lane = next(lane for lane, holding in running.paged if holding is window)
             stale = table.freed_with(full.table[full.owned :])
-            window.table, window.owned = array("i"), window.base
+            window.table, window.owned = array("i"), 0
             lane.pool.give(stale)
         give_back(core, running)
 
@@ -169,7 +169,7 @@ def what_arrived_absent_is_freed_too(patch: pytest.MonkeyPatch) -> None:
     """The extent is freed as if every position had a slot: the page before the tail, say, is somebody else's."""
 
     def own_pages(self: PageHolding) -> bytes:
-        data = list(self.table[self.owned - self.base :])
+        data = list(self.table[self.owned :])
         present = [slot for slot in data if slot != ABSENT]
         return array("i", [present[0] if slot == ABSENT and present else slot for slot in data]).tobytes()
 

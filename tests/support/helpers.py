@@ -143,7 +143,7 @@ def owners(cache: Cache, sequences: Sequence[Running]) -> None:
         found = list(lane.pool.free_ids())
         for sequence in sequences:
             holding: Any = sequence.running.holding(lane.name)[1]
-            own = holding.table[holding.owned - holding.base :] if lane.unit == "page" else holding.slots()
+            own = holding.table[holding.owned :] if lane.unit == "page" else holding.slots()
             found += [slot for slot in own if slot != ABSENT]
         stack: list[Any] = list(cache.core.index.tree.roots.values()) + list(cache.core.index.dropped_roots)
         while stack:
@@ -167,7 +167,7 @@ def unprotected(cache: Cache) -> list[tuple[str, int]]:
         for hold in cache.core.live:
             for other, holding in hold.pairs:
                 if other is lane and lane.unit == "page":
-                    borrowed: array[int] = holding.table[: holding.owned - holding.base]
+                    borrowed: array[int] = holding.table[: holding.owned]
                     bad += [(lane.name, slot) for slot in borrowed if slot != ABSENT and slot not in safe]
     return bad
 

@@ -278,7 +278,7 @@ def _hold(running: Running, handed: _Handed, boundary: int, in_tree: Mapping[int
             holding.slot = slot
             holding.reach(boundary)
         return
-    resumed = holding.base + len(holding.table)
+    resumed = len(holding.table)
     before = max(0, resumed - handed.first)
     lacking = max(0, handed.first - resumed)
     fresh = array("i", [ABSENT]) * lacking + handed.slots[before:]
@@ -303,7 +303,7 @@ def _fill_up(core: Core, running: Running) -> None:
     """Of pages that were not handed in, components that need not keep whole paths have none."""
     for lane in core.shape.page_lanes:
         holding: Any = running.held[lane.index]
-        lacking = -(-running.names.count // lane.page) - holding.base - len(holding.table)
+        lacking = -(-running.names.count // lane.page) - len(holding.table)
         if lacking > 0 and not lane.closed_upward:
             holding.table.extend([ABSENT] * lacking)
             holding.whole = False

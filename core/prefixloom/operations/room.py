@@ -34,7 +34,7 @@ def grow(core: Core, running: Running, count: int) -> None:
     for lane in core.shape.page_lanes:
         holding = held[lane.index]
         table = holding.table
-        missing = -(-length // lane.page) - holding.base - len(table)
+        missing = -(-length // lane.page) - len(table)
         if missing > 0:
             pool = lane.pool
             if missing > pool.at_hand:
@@ -50,7 +50,7 @@ def _make_room_to_grow(core: Core, running: Running, length: int, count: int) ->
     wanted: list[tuple[Any, int, Any]] = []
     for lane in core.shape.page_lanes:
         holding = running.held[lane.index]
-        missing = -(-length // lane.page) - holding.base - len(holding.table)
+        missing = -(-length // lane.page) - len(holding.table)
         if missing > 0:
             wanted.append((lane, missing, holding))
     try:
@@ -68,7 +68,7 @@ def grow_arriving(core: Core, running: Running, count: int) -> None:
     """
     length = running.reserved + count
     paged = running.paged
-    needed = [lane.needed_pages(holding.base + len(holding.table), length) for lane, holding in paged]
+    needed = [lane.needed_pages(len(holding.table), length) for lane, holding in paged]
     wanted = [(lane, sum(pages), holding) for (lane, holding), pages in zip(paged, needed, strict=True)]
     make_room(core, wanted, "reserve", count, running)
     for (lane, slots, holding), pages in zip(wanted, needed, strict=True):

@@ -106,23 +106,23 @@ class Table:
     def write(self, stream: Stream, sequences: Many[Rowed], rows: list[int]) -> int:
         """Bring ``rows`` up to date on ``stream``. Return the width of the longest."""
         contents = [self._content(running) for running in sequences]
-        width = max((base + len(content) for content, base, _ in contents), default=0)
+        width = max((len(content) for content, _ in contents), default=0)
         if self.states:
             width = getattr(self.lane, "per_sequence", 1)  # also where all have ended
         self._make_room(stream, max(rows, default=0) + 1, width)
         small_at, small = array("q"), array("i")
         runs: list[tuple[int, int, bytes]] = []
         columns = self.tensor.shape[1] if self.tensor is not None else 0
-        for row, (content, base, changed) in zip(rows, contents, strict=True):
+        for row, (content, changed) in zip(rows, contents, strict=True):
             if row < 0:
                 continue
-            length, filled = base + len(content), self.filled[row]
+            length, filled = len(content), self.filled[row]
             first = min(self.written[row], changed)
             self.written[row] = length
             self.filled[row] = length
             if first >= length and filled <= length:
                 continue
-            data = content[first - base :] if first >= base else array("i", [ABSENT]) * (base - first) + content
+            data = content[first:]
             if filled > length:
                 data.extend(array("i", [ABSENT]) * (filled - length))
             if len(data) < LONG:
@@ -144,16 +144,16 @@ class Table:
             raise
         return width
 
-    def _content(self, running: Rowed) -> tuple[array[int], int, int]:
-        """The content of a sequence's row: (entries, absent entries before them, first entry that may have changed)."""
+    def _content(self, running: Rowed) -> tuple[array[int], int]:
+        """Return the entries of a sequence's row, and the first that may have changed."""
         if running.core is not None and running.held:
             holding = running.held[self.lane.index]
             if self.states:
-                return array("i", [holding.slot, *holding.steps]), 0, 0
+                return array("i", [holding.slot, *holding.steps]), 0
             changed = holding.changed
-            holding.changed = holding.base + len(holding.table)
-            return holding.table, holding.base, changed
-        return array("i"), 0, 0
+            holding.changed = len(holding.table)
+            return holding.table, changed
+        return array("i"), 0
 
     def _make_room(self, stream: Stream, rows: int, columns: int) -> None:
         tensor = self.tensor

@@ -310,13 +310,10 @@ def _place(part: Lacking) -> None:
         return
     assert isinstance(lane, PageLane)
     first = part.run[0].parent.end // lane.page
-    base = 0 if lane.closed_upward else first
-    holding = RetainedHolding(b"", base, base)
+    holding = RetainedHolding(ABSENT_BYTES * (part.run[-1].end // lane.page), first)
     holding.whole = False
-    holding.table = array("i", ABSENT_BYTES * (part.run[-1].end // lane.page - base))
-    holding.owned = first
     for place, slot in zip(part.places, part.slots, strict=True):
-        holding.table[place - base] = slot
+        holding.table[place] = slot
     lane.adopt(part.run, holding)
     lane.line_up(part.run)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-from ..device.pool import ABSENT, ABSENT_BYTES, ID_BYTES, NO_SLOT
+from ..device.pool import ABSENT_BYTES, ID_BYTES, NO_SLOT
 
 TRACKS = 2
 """The most tracked states of a sequence: one that is complete, and one that may not be complete yet."""
@@ -20,18 +20,16 @@ TRACKS = 2
 class PageHolding:
     """A running sequence's pages of one component.
 
-    ``table`` begins at page ``base``; nothing before that is present. ``table[p - base]`` is the slot of page p or
-    *absent*. Pages from ``owned`` on, which is never below ``base``, are the sequence's own; those before belong to the
-    tree and are read under the sequence's lease. Pages before ``changed`` are as they were when a kernel's table was
-    last written.
+    ``table[p]`` is the slot of page p or *absent*. Pages from ``owned`` on are the sequence's own; those before belong
+    to the tree and are read under the sequence's lease. Pages before ``changed`` are as they were when a kernel's table
+    was last written.
     """
 
-    __slots__ = ("base", "changed", "owned", "table")
+    __slots__ = ("changed", "owned", "table")
 
-    def __init__(self, data: bytes | array[int], base: int, end: int) -> None:
-        """Make a holding that reads ``data``, the slots of the pages [``base``, ``end``), and owns nothing yet."""
+    def __init__(self, data: bytes | array[int], end: int) -> None:
+        """Make a holding that reads ``data``, the slots of the pages before ``end``, and owns nothing yet."""
         self.changed = 0
-        self.base = base
         self.table: array[int] = array("i", data)
         self.owned = end
 
@@ -42,12 +40,12 @@ class PageHolding:
 
     def own_pages(self) -> bytes:
         """The pages that the sequence owns, *absent* left out."""
-        data = self.table[self.owned - self.base :].tobytes()
+        data = self.table[self.owned :].tobytes()
         return data if ABSENT_BYTES not in data else without_absent(data)
 
     def row(self) -> list[int]:
         """The slot of each page from 0 on, or *absent*."""
-        return [ABSENT] * self.base + self.table.tolist()
+        return self.table.tolist()
 
 
 class RetainedHolding(PageHolding):
@@ -60,8 +58,8 @@ class RetainedHolding(PageHolding):
 
     __slots__ = ("floor", "looked", "whole")
 
-    def __init__(self, data: bytes | array[int], base: int, end: int) -> None:
-        super().__init__(data, base, end)
+    def __init__(self, data: bytes | array[int], end: int) -> None:
+        super().__init__(data, end)
         self.floor = 0
         self.looked = 0
         self.whole = True

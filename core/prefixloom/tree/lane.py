@@ -414,28 +414,26 @@ class PageLane(Lane[C, P]):
 
     def make_replayed(self, holding: P) -> None:
         """Own pages for what a resume at the holding's end rebuilds; the caller has made sure that they are free."""
-        last = holding.base + len(holding.table)
+        last = len(holding.table)
         count = self.replayed_pages(last * self.page)
         if count:
-            first = last - count
-            holding.table[max(0, first - holding.base) :] = self.pool.take(count)
-            holding.base = min(holding.base, first)
-            holding.owned = first
+            holding.owned = last - count
+            holding.table[holding.owned :] = self.pool.take(count)
 
     # ------------------------------------------------------------ a sequence's way
     def close(self, holding: P) -> None:
-        end = holding.base + len(holding.table)
+        end = len(holding.table)
         if end > holding.owned:
             self.pool.give(holding.own_pages())
             holding.owned = end
 
     def rewind(self, holding: P, length: int) -> None:
-        keep = max(-(-length // self.page), holding.owned) - holding.base
+        keep = max(-(-length // self.page), holding.owned)
         dropped = holding.table[keep:].tobytes()
         if dropped:
             self.pool.give(without_absent(dropped) if ABSENT_BYTES in dropped else dropped)
             del holding.table[keep:]
-            holding.change(keep + holding.base)
+            holding.change(keep)
 
     # ------------------------------------------------------------ who owns what
     def owned(self, holding: P) -> int:
@@ -451,12 +449,12 @@ class PageLane(Lane[C, P]):
         return array("i", holding.own_pages()).tolist()
 
     def slot_at(self, holding: P, place: int, own: bool) -> int:
-        at, first = place // self.page - holding.base, holding.owned - holding.base if own else 0
+        at, first = place // self.page, holding.owned if own else 0
         return holding.table[at] if first <= at < len(holding.table) else ABSENT
 
     def touches(self, holding: P, start: int, end: int, reads: list[int], writes: list[int]) -> None:
-        table, base = holding.table, holding.base
-        last = -(-end // self.page) - base
-        first = max(holding.owned, (start - self.replay) // self.page) - base if end > start else last
+        table = holding.table
+        last = -(-end // self.page)
+        first = max(holding.owned, (start - self.replay) // self.page) if end > start else last
         reads.extend(slot for slot in table[:first] if slot != ABSENT)
         writes.extend(slot for slot in table[first:last] if slot != ABSENT)

@@ -280,7 +280,7 @@ class PartialLane(PageLane[PartialCover, RetainedHolding]):
     # ------------------------------------------------------------ a sequence's way
     def open(self, node: Node) -> RetainedHolding:
         end = node.end
-        holding = RetainedHolding(self._read(self._cells(node, self.paged.outlook[end]), end), 0, end // self.page)
+        holding = RetainedHolding(self._read(self._cells(node, self.paged.outlook[end]), end), end // self.page)
         holding.looked = max(0, end - self.replay) // self.page
         return holding
 
@@ -389,23 +389,22 @@ class PartialLane(PageLane[PartialCover, RetainedHolding]):
         """
         i = self.index
         page = self.page
-        base = holding.base
         table = holding.table
-        first = holding.owned - base
+        first = holding.owned
         end = run[-1].end if run else 0
         for node in run:
-            last = node.end // page - base
+            last = node.end // page
             if last > first:  # the holding has pages of this edge
                 cell: PartialCell | None = node.cells[i]
                 mine = table[first:last].tobytes()
                 if cell is None:
-                    cell = self._hang(node, mine, base + first, self.tail(node.end), holding.whole)
-                    holding.owned = base + last
+                    cell = self._hang(node, mine, first, self.tail(node.end), holding.whole)
+                    holding.owned = last
                     if cell is not None:
                         self._enter_new(cell, end)
                 else:
                     self._merge(cell, mine, holding)
-                    holding.owned = base + last
+                    holding.owned = last
                 first = last
 
     def _enter_new(self, cell: PartialCell, end: int) -> None:
@@ -456,13 +455,13 @@ class PartialLane(PageLane[PartialCover, RetainedHolding]):
             if not mine:
                 return
         node = cell.node
-        last = node.end // self.page - holding.base
+        last = node.end // self.page
         first = last - len(mine) // ID_BYTES
         count = (node.end - node.parent.end) // self.page
         if cell.pages == count and ABSENT_BYTES not in mine:  # the tree has all pages: these are duplicates
             self.pool.give(mine)
             holding.table[first:last] = array("i", cell.data[-len(mine) :])
-            holding.change(first + holding.base)
+            holding.change(first)
             return
         ours = array("i", mine)
         lead = count - len(ours)
@@ -493,17 +492,17 @@ class PartialLane(PageLane[PartialCover, RetainedHolding]):
         # Only what the sequence held is read from the tree now: the lease covers what its boundary needs of it.
         for p, slot in enumerate(ours):
             holding.table[first + p] = ABSENT if slot == ABSENT else tree[lead + p]
-        holding.change(first + holding.base)
+        holding.change(first)
 
     def hold_back(self, holding: RetainedHolding, start: int, upto: int, keep: tuple[Interval, ...]) -> None:
-        page, base, table = self.page, holding.base, holding.table
+        page, table = self.page, holding.table
         spans = merged((*keep, *self.needs(upto)))
         gone = array("i")
-        for p in range(max(base, start // page), upto // page):
+        for p in range(start // page, upto // page):
             lo, hi = p * page, (p + 1) * page
-            if table[p - base] != ABSENT and not any(a < hi and lo < b for a, b in spans):
-                gone.append(table[p - base])
-                table[p - base] = ABSENT
+            if table[p] != ABSENT and not any(a < hi and lo < b for a, b in spans):
+                gone.append(table[p])
+                table[p] = ABSENT
                 holding.whole = False
         if gone:
             self.pool.give(gone.tobytes())

@@ -114,7 +114,7 @@ class PathLane(PageLane[PathCell, PageHolding]):
 
     # ------------------------------------------------------------ a sequence's way
     def open(self, node: Node) -> PageHolding:
-        return PageHolding(self.row(node, node.end), 0, node.end // self.page)
+        return PageHolding(self.row(node, node.end), node.end // self.page)
 
     def adopt(self, run: list[Node], holding: PageHolding) -> None:
         """Nothing, if the path above has a hole: residency stays closed upward."""
