@@ -19,7 +19,7 @@ from ..keys.tokens import Tokens, encode
 from ..operations.match import Extra
 from ..operations.open import append
 from ..operations.publish import close, publish
-from ..operations.retain import commit, rewind
+from ..operations.retain import commit_alone, rewind
 from ..operations.room import grow, grow_arriving
 from ..operations.state import Core, Running
 from ..operations.step import check_alone, fill_alone, next_stop
@@ -264,25 +264,7 @@ class Sequence(Handle):
         if running.core is None:
             self._enter()
         with core:
-            if upto is None:
-                upto = running.reserved
-            elif upto.__class__ is not int:
-                raise InputError(f"commit takes a number of tokens, got {upto!r}")
-            elif not running.committed <= upto <= running.reserved:
-                told = f"{running.committed} are committed and {running.reserved} reserved (grow reserves)"
-                raise ProtocolError(f"{self!r} cannot commit {upto}: {told}")
-            if running.fills or running.lost:
-                running.check_states()
-            if core.flight.alone:
-                core.flight.end_alone(running)
-            if core.watcher is not None:
-                core.watcher.arrived(running, running.committed, upto)
-            if core.shape.max_rewind and upto > running.committed:  # what a device chose in an earlier step is past
-                for _, holding in running.states:
-                    holding.accepted = False
-            if running.looks is not None:
-                running.looks.computed(running.looks.alone, upto, running.names.count)
-            commit(core, running, upto)
+            commit_alone(core, running, upto)
         if core.watcher is not None:
             core.leave("commit")
 

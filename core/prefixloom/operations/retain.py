@@ -28,6 +28,29 @@ def commit(core: Core, running: Running, upto: int) -> None:
             _give_up_below(core, running, partial, floor)
 
 
+def commit_alone(core: Core, running: Running, upto: int | None) -> None:
+    """Commit up to ``upto`` (None: all that is reserved) what was computed outside of steps, or arrived."""
+    if upto is None:
+        upto = running.reserved
+    elif upto.__class__ is not int:
+        raise InputError(f"commit takes a number of tokens, got {upto!r}")
+    elif not running.committed <= upto <= running.reserved:
+        told = f"{running.committed} are committed and {running.reserved} reserved (grow reserves)"
+        raise ProtocolError(f"{running!r} cannot commit {upto}: {told}")
+    if running.fills or running.lost:
+        running.check_states()
+    if core.flight.alone:
+        core.flight.end_alone(running)
+    if core.watcher is not None:
+        core.watcher.arrived(running, running.committed, upto)
+    if core.shape.max_rewind and upto > running.committed:  # what a device chose in an earlier step is past
+        for _, holding in running.states:
+            holding.accepted = False
+    if running.looks is not None:
+        running.looks.computed(running.looks.alone, upto, running.names.count)
+    commit(core, running, upto)
+
+
 def retain_published(core: Core, running: Running) -> None:
     """After a publication: what the tree owns now is read no further than the lease covers it.
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Many
-from contextlib import suppress
 from types import TracebackType
 from typing import Any, Literal
 
@@ -391,21 +390,20 @@ class Step:
                     looks.caught_up(seen)
 
     def _commit(self) -> None:
-        """What the layers compute is committed, but for what was taken back since."""
+        """Commit what the layers compute, except what was taken back since, or belongs to a sequence that has ended."""
+        core = self._core
+        begun = [each for each in self._begun if each[0].core is not None]
         for (looks, seen), (running, _, end) in zip(self._seen, self._begun, strict=False):  # a draft step begins none
             if running.core is not None:
                 looks.computed(seen, max(running.committed, min(end, running.planned)), running.names.count)
-        begun = iter(self._begun)
-        try:
-            for running, _, end in begun:
-                if running.core is not None:
-                    commit(self._core, running, max(running.committed, min(end, running.planned)))
-        except PrefixloomError:  # a reach that is plain Python: the states of those after it have been written as well
-            for running, _, end in begun:
-                if running.core is not None:
-                    with suppress(PrefixloomError):
-                        commit(self._core, running, max(running.committed, min(end, running.planned)))
-            raise
+        failed: PrefixloomError | None = None
+        for running, _, end in begun:
+            try:
+                commit(core, running, max(running.committed, min(end, running.planned)))
+            except PrefixloomError as error:  # a reach that is plain Python: the states of the others are written too
+                failed = failed or error
+        if failed is not None:
+            raise failed
 
     def __del__(self) -> None:
         if getattr(self, "_state", NEW) > NEW:  # nobody can end it any more, and all that comes after would wait
