@@ -17,6 +17,7 @@ from .contract.policy import EvictionPolicy
 from .contract.queues import ListQueue, Queue, Use
 from .contract.reach import Chunk, Optional, Path, Point, Reach, Sinks, Tail, Window
 from .contract.shares import owner_of
+from .contract.tier_answers import Restored, TierStats
 from .contract.values import (
     AnchorView,
     Claim,
@@ -63,7 +64,6 @@ from .keys.pages import PageChain
 from .keys.tokens import Tokens, encode, exact_key
 from .operations.insert import Inserted
 from .operations.lease import Lease
-from .operations.tier_answers import Restored, TierStats
 from .tiers.consensus import Consensus, GroupConsensus, LocalConsensus
 from .tree.journal import Change, Journal
 

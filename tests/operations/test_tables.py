@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-import prefixloom.operations.tables
+import prefixloom.device.tables
 from prefixloom import InputError, Path, Point, ProtocolError, RaceError, WorkError
 from prefixloom.device.streams import InlineStream
 from prefixloom.testing.inside.backdoor import page_table_tensors, watch_accesses
@@ -68,13 +68,13 @@ def test_a_table_that_could_not_be_written_is_written_whole_at_the_next_call(tur
 
 def test_a_step_writes_only_those_entries_of_a_table_that_are_new(monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[int] = []
-    honest = prefixloom.operations.tables.put
+    honest = prefixloom.device.tables.put
 
     def put(table: Any, places: Any, entries: Any, runs: Any) -> None:
         written.append(len(entries))
         honest(table, places, entries, runs)
 
-    monkeypatch.setattr(prefixloom.operations.tables, "put", put)
+    monkeypatch.setattr(prefixloom.device.tables, "put", put)
     cache = cache_of(part("path", Path()))
     with cache.open(TOKENS) as sequence:
         for count in (24, 4, 4):

@@ -400,7 +400,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("a path keeps all of its states", "operations/publish.py", "_thin",
            "len(above) < lane.per_path", "len(above) < 99 * lane.per_path",
            ("law", "law_a_path_has_no_more_states_than_allowed", "two states on a path")),
-    Mutant("a page table keeps what was let go", "operations/tables.py", "Table.write",
+    Mutant("a page table keeps what was let go", "device/tables.py", "Table.write",
            "min(self.written[row], changed)", "self.written[row]",
            ("law", "law_page_tables_say_where_a_sequence_lies", "window")),
     Mutant("a state comes back too large", "device/codecs.py", "_from_codes",

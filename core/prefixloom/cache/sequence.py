@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import Any
 
+from ..contract.tier_answers import Restored
 from ..device.handles import Handle, dropped_without_release
 from ..errors import InputError, ProtocolError
 from ..keys.tokens import Tokens, encode
@@ -24,7 +25,6 @@ from ..operations.room import grow, grow_arriving
 from ..operations.state import Core, Running
 from ..operations.step import check_alone, fill_alone, next_stop
 from ..operations.teardown import give_back
-from ..operations.tier_answers import Restored
 from ..tree.expiries import check_until
 
 

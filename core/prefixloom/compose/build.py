@@ -19,11 +19,11 @@ from ..device.codecs import Coder
 from ..device.flight import Flight
 from ..device.handles import Dropped
 from ..device.pool import DebugPool, Pool
+from ..device.tables import Tables
 from ..errors import CompositionError
 from ..insight.debug import Debug
 from ..operations.plugin_calls import PluginCalls
 from ..operations.state import Core, Hold, Shape
-from ..operations.tables import Tables
 from ..operations.teardown import fail_work
 from ..operations.unwritten import Unwritten
 from ..tiers.host_lane import HostLane, make_host_lanes

@@ -2,7 +2,8 @@
 
 A component says what it stores (``manifest``), what must be present to resume at a boundary (``reach``), and which
 hooks it overrides (``hookspecs``, whose arguments and answers are the frozen ``values``). Policies say which data goes
-first (``policy``, ``queues``) and which states the tree takes (``admission``). ``composition`` is a checked set of all
+first (``policy``, ``queues``) and which states the tree takes (``admission``). A tier says what came of a restore, and
+its figures (``tier_answers``). ``composition`` is a checked set of all
 of these.
 
 This room must not know a tree, a tensor, a device or a running request: everything here can be made, compared and

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import attrs
 
 from ..contract.shares import SharedQueue
+from ..contract.tier_answers import TierStats
 from ..operations.state import Core
-from ..operations.tier_answers import TierStats
 from ..tree.lane import Lane
 
 

@@ -20,10 +20,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 import attrs
 
 from ..contract.identity import Identity
+from ..contract.tier_answers import Restored, TierStats
 from ..device.flight import Flight, Work
 from ..device.handles import Dropped, Handle
 from ..device.pool import Pool
 from ..device.streams import Stream, stream_for
+from ..device.tables import Tables
 from ..device.timeline import Timekeeper, Timeline
 from ..errors import BrokenError, InputError, PrefixloomError, ProtocolError
 from ..keys.elements import KeyMaker, NamedTokens
@@ -34,8 +36,6 @@ from ..tree.journal import Journal, Recorder
 from ..tree.lane import Lane, PageLane
 from ..tree.radix import FOREVER, Counted, Node, Root, Tree, unlink
 from .plugin_calls import PluginCalls
-from .tables import Tables
-from .tier_answers import Restored, TierStats
 from .unwritten import Unwritten
 
 if TYPE_CHECKING:

@@ -8,11 +8,11 @@ from typing import Any
 
 from ..contract.policy import serving
 from ..device.flight import Work
+from ..device.tables import Tables
 from ..tree.radix import Node
 from .lease import release
 from .retain import forget_surplus
 from .state import Core, Hold, Running
-from .tables import Tables
 
 log = logging.getLogger("prefixloom")
 

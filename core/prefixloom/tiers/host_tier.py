@@ -13,9 +13,9 @@ from collections.abc import Sequence as Many
 from typing import Any
 
 from ..contract.composition import TierPart
+from ..contract.tier_answers import Restored, TierStats
 from ..errors import InvariantError
 from ..operations.state import Core, Match, Running
-from ..operations.tier_answers import Restored, TierStats
 from ..tree.lane import Lane
 from ..tree.radix import Node
 from ..tree.residency import Residency

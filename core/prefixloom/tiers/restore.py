@@ -14,6 +14,7 @@ from collections.abc import Sequence as Many
 from typing import Any
 
 from ..contract.reach import merged
+from ..contract.tier_answers import Restored
 from ..contract.values import Claim, TransferPlan, WalkView
 from ..device.flight import Work
 from ..device.pool import ABSENT, ABSENT_BYTES
@@ -24,7 +25,6 @@ from ..operations.publish import split
 from ..operations.retain import forget_surplus
 from ..operations.room import make_room
 from ..operations.state import CLEAR, Core, Fill, Hold, Match, Running
-from ..operations.tier_answers import Restored
 from ..tree.holdings import RetainedHolding
 from ..tree.lane import Lane, PageLane
 from ..tree.paged_reach import Pages, overlap

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Many
 
+from ..contract.tier_answers import Restored
 from ..operations.state import Core, Running
-from ..operations.tier_answers import Restored
 from ..tree.radix import Node
 from .host_copies import HostCopies
 from .host_lane import HostLane

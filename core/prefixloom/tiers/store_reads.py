@@ -19,13 +19,13 @@ from typing import Any
 import attrs
 
 from ..contract.identity import means
+from ..contract.tier_answers import Restored
 from ..device.pool import ABSENT
 from ..errors import InvariantError, PrefixloomError
 from ..operations.lease import standing_for_copies
 from ..operations.match import current, find_again, limit_of, walked_boundary
 from ..operations.publish import add_nodes
 from ..operations.state import Match, Running
-from ..operations.tier_answers import Restored
 from ..storage import Backend, Key, Record
 from ..tree.lane import PageLane
 from ..tree.radix import Node

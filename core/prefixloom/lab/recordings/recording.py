@@ -32,6 +32,7 @@ from ...cache.match_plan import MatchPlan
 from ...cache.sequence import Sequence
 from ...compose.registry import default_registry
 from ...contract.identity import means
+from ...contract.tier_answers import Restored
 from ...errors import CapacityError, CompositionError, InputError, ProtocolError
 from ...insight.explanation import Explanation
 from ...keys.pages import PageChain
@@ -39,7 +40,6 @@ from ...keys.tokens import Tokens, namespace_of
 from ...operations.match import Extra
 from ...operations.state import Match
 from ...operations.step import Step
-from ...operations.tier_answers import Restored
 from ...tree.radix import FOREVER
 from ..traces.recorded import HASH_BYTES, VERSION, Entry
 

@@ -12,9 +12,9 @@ from collections.abc import Sequence as Many
 from typing import Any
 
 from ...cache.cache import Cache
+from ...device import tables
 from ...device.pool import DebugPool, Pool
 from ...errors import InvariantError
-from ...operations import tables
 from ..inside import backdoor
 from .explore import ExploredStream, ScheduleRun, touch
 from .interleaving import Thing

@@ -12,15 +12,25 @@ from collections import deque
 from collections.abc import Sequence as Many
 from typing import Any, Protocol
 
-from ..device.flight import Flight
-from ..device.kernels import index_of
-from ..device.pool import ABSENT, ID_BYTES
-from ..device.streams import Event, Stream, enqueue
 from ..errors import PrefixloomError
-from ..tree.lane import Lane
+from .flight import Flight
+from .kernels import index_of
+from .pool import ABSENT, ID_BYTES
+from .streams import Event, Stream, enqueue
 
 LONG = 64
 """A change of at least so many entries is written as a run of its own, and not together with the small ones."""
+
+
+class Tabled(Protocol):
+    """A component, as far as tables know it. ``index``: where its holding stands in ``Rowed.held``."""
+
+    index: int
+    name: str
+
+    @property
+    def unit(self) -> str:
+        """The unit of the component's reach: "page" or "boundary"."""
 
 
 class Rowed(Protocol):
@@ -63,7 +73,7 @@ class Tables:
                 self._rows += 1
         return running.row
 
-    def of(self, lane: Lane, sequences: Many[Rowed], stream: Stream) -> Any:
+    def of(self, lane: Tabled, sequences: Many[Rowed], stream: Stream) -> Any:
         """The rows of ``sequences`` of one component's table, as wide as the longest, written on ``stream``.
 
         A boundary component's row is its running slot, and behind it those of the states after single tokens.
@@ -91,7 +101,7 @@ class Tables:
 class Table:
     """One component's table. ``written[row]`` is the number of entries of a row that are up to date."""
 
-    def __init__(self, lane: Lane, flight: Flight[Any], device: str) -> None:
+    def __init__(self, lane: Tabled, flight: Flight[Any], device: str) -> None:
         self.lane = lane
         self._flight = flight
         self._device = device
