@@ -38,7 +38,6 @@ UNPROVED: dict[str, str] = {
     **dict.fromkeys(("O14",), POLICY),
     **dict.fromkeys(("F2", "F3", "F4", "W3", "W4"), FOLDING),
     "H12": "what views show is the core's own: tests/operations/test_hooks_extra.py",
-    "L4": "kept and not read by this version",
 }
 """Clauses that no law proves, and why."""
 

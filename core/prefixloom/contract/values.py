@@ -298,7 +298,6 @@ class Receipt:
     """The positions that a lease covers for a component, in addition to its reach. ``data`` comes back on release."""
 
     positions: tuple[Interval, ...] = attrs.field(default=(), converter=_intervals)
-    until: Literal["release", "copied"] = "release"
     data: Any = None
 
 

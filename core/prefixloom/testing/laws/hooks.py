@@ -272,7 +272,7 @@ def law_validity_only_narrows(case: ComponentCase) -> None:
 def law_a_hook_that_raises_has_the_documented_consequence(case: ComponentCase) -> None:
     """A hook that raises fails only its own operation, or is only counted; the cache stays consistent and goes on.
 
-    Clauses: H9, H10, V4, F5, I5, S3, L5, U4, E4, W1, W5, X4, X5, T4, D4.
+    Clauses: H9, H10, V4, F5, I5, S3, L4, U4, E4, W1, W5, X4, X5, T4, D4.
     """
     with quiet():
         for hook in (*FAIL, *COUNTED, *(BETWEEN_TIERS if case.is_cached else ())):

@@ -37,7 +37,7 @@ def law_every_answer_is_what_the_sets_say(case: ComponentCase) -> None:
 def law_a_fault_at_any_step_leaves_the_state_before_or_after(case: ComponentCase) -> None:
     """Whenever a hook raises, a pool is empty or a step fails, nothing is half done, and the cache goes on.
 
-    Clauses: H9, H10, P6, I5, L5, W5, X5.
+    Clauses: H9, H10, P6, I5, L4, W5, X5.
     """
     beside = ("window",)
     pit = Pit(case, beside)

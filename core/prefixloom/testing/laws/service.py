@@ -221,7 +221,7 @@ def law_a_release_undoes_its_own_acquire(case: ComponentCase) -> None:
 def law_what_is_leased_is_not_evicted(case: ComponentCase) -> None:
     """While a lease lives, requests can resume at its boundary, whatever else is evicted, split or published.
 
-    Clauses: L2, L5, E1, E3, F1.
+    Clauses: L2, L4, E1, E3, F1.
     """
     judge(case, [*random_scripts(case), *late(case)], "lock")
 
