@@ -156,87 +156,57 @@ def extra_numbers(key: bytes | bytearray) -> Set[int]:
 class NamedTokens:
     """The known tokens of a growing sequence, and their key elements.
 
-    The prompt is never copied: appended tokens are kept separately. ``count`` is the number of tokens, and ``extra``
-    are the spans of those that have an extra key. ``_wide`` are the elements, where they differ from the tokens.
+    ``count`` is the number of tokens, and ``extra`` are the spans of those that have an extra key. ``_elements`` are
+    ``_tokens`` themselves while these are what a tree compares.
     """
 
-    __slots__ = ("_head", "_maker", "_more", "_wide", "count", "extra")
-
-    _head: bytes
-    _more: bytes | bytearray
-    _wide: bytearray | None
+    __slots__ = ("_elements", "_maker", "_tokens", "count", "extra")
 
     def __init__(self, maker: KeyMaker, tokens: Tokens, key: bytes) -> None:
         """``tokens`` are a prompt whose elements are ``key``."""
         self._maker = maker
-        self.extra = tokens.extra
-        self._head = tokens
-        self._more = b""
-        self._wide = None if key is tokens else bytearray(key)
+        self._tokens = bytearray(tokens)
+        self._elements = self._tokens if key is tokens else bytearray(key)
         self.count = len(tokens) // TOKEN_BYTES
+        self.extra = tokens.extra
 
     @property
     def tokens(self) -> Tokens:
         """All tokens."""
-        return with_spans(Tokens(self._head + self._more), self.extra)
+        return with_spans(Tokens(self._tokens), self.extra)
 
     @property
     def extra_numbers(self) -> Set[int]:
         """The numbers of the extra keys among the tokens."""
-        return extra_numbers(self._wide) if self.extra and self._wide is not None else frozenset()
+        return extra_numbers(self._elements) if self.extra else frozenset()
 
     def append(self, tokens: Tokens) -> None:
         """Append ``tokens``, with their extra keys."""
-        if tokens.extra or self._wide is not None:
+        if tokens.extra or self._elements is not self._tokens:
             self._append_elements(tokens)  # first: there may be no number left
-        known = self._more
-        if not known:
-            self._more = tokens
-        elif known.__class__ is bytearray:
-            known += tokens
-        else:
-            self._more = bytearray(known) + tokens
+        self._tokens += tokens
         self.count += len(tokens) // TOKEN_BYTES
 
     def _append_elements(self, tokens: Tokens) -> None:
         """Append the elements of what has none yet: of the last tokens that look ahead, and of ``tokens``."""
-        wide, maker = self._wide, self._maker
-        waiting = max(0, self.count - maker.lookahead)  # the first token that has no element yet
-        tail = Tokens(self._bytes_from(waiting * TOKEN_BYTES))
+        waiting = max(0, self.count - self._maker.lookahead)  # the first token that has no element yet
         extra = *self.extra, *moved(tokens.extra, self.count)
-        whole = with_spans(Tokens(tail + tokens), tuple(s for s in moved(extra, -waiting) if s[1] > 0))
-        more = maker.name(whole)
-        self._wide = bytearray(self._bytes_from(0)) if wide is None else wide
-        self._wide += more
+        tail = Tokens(self._tokens[waiting * TOKEN_BYTES :] + tokens)
+        more = self._maker.name(with_spans(tail, tuple(s for s in moved(extra, -waiting) if s[1] > 0)))
+        if self._elements is self._tokens:
+            self._elements = bytearray(self._tokens)
+        self._elements += more
         self.extra = extra
-
-    def _bytes_from(self, start: int) -> bytes:
-        split = len(self._head)
-        if start >= split:
-            return bytes(self._more[start - split :])
-        return self._head[start:] + self._more
 
     def key_between(self, first: int, last: int) -> bytes:
         """Return the bytes of the key's elements [first, last)."""
-        if self._wide is not None:
-            width = self._maker.element_bytes
-            return bytes(self._wide[first * width : last * width])
-        head = self._head
-        split = len(head)
-        start, end = first * TOKEN_BYTES, last * TOKEN_BYTES
-        if end <= split:
-            return head[start:end]
-        if start < split:
-            return head[start:] + self._more[: end - split]
-        return bytes(self._more[start - split : end - split])
+        width = self._maker.element_bytes
+        return bytes(memoryview(self._elements)[first * width : last * width])
 
     def cut(self, count: int) -> None:
         """Forget all but the first ``count`` tokens."""
-        size = count * TOKEN_BYTES
-        split = len(self._head)
-        self._more = bytearray(self._more[: max(0, size - split)])
-        self._head = self._head[:size]
+        if self._elements is not self._tokens:
+            del self._elements[max(0, count - self._maker.lookahead) * self._maker.element_bytes :]
+        del self._tokens[count * TOKEN_BYTES :]
         self.count = count
         self.extra = clipped(self.extra, 0, count)
-        if self._wide is not None:
-            del self._wide[max(0, count - self._maker.lookahead) * self._maker.element_bytes :]
