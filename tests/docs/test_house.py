@@ -109,6 +109,27 @@ BELOW: dict[str, dict[str, set[str]]] = {
 """By package: the rooms that each of its rooms may import from, besides itself."""
 MOST_FILES = 14
 """Of one room: more are hard to find one's way in."""
+BUDGET: dict[str, int] = {
+    "core/prefixloom/keys": 630,
+    "core/prefixloom/storage": 730,
+    "core/prefixloom/contract": 2_220,
+    "core/prefixloom/device": 2_970,
+    "core/prefixloom/tree": 2_880,
+    "core/prefixloom/operations": 3_820,
+    "core/prefixloom/cache": 1_050,
+    "core/prefixloom/tiers": 2_830,
+    "core/prefixloom/insight": 1_390,
+    "core/prefixloom/compose": 2_940,
+    "core/prefixloom/cli": 400,
+    "plugins/full": 170,
+    "plugins/swa": 170,
+    "plugins/mamba": 330,
+    "plugins/hicache": 2_830,
+    "plugins/policies": 880,
+}
+"""The most lines of a room of the library (0090). A change that needs more says so here, and why in its message."""
+MOST_ANY = 607
+"""Uses of ``Any`` in the library: a type that nobody has found yet."""
 FACES = {"__init__", "__main__", "conformance", "suites", "pytest_plugin", "pytest_suite", "adapter"}
 """Files beside the rooms, which hand names on: they stand above all rooms of their package."""
 
@@ -270,6 +291,26 @@ def test_every_folder_is_a_room_that_says_what_it_is_for(package: str) -> None:
             docstring = ast.get_docstring(ast.parse(path.read_text())) or ""
             assert len(docstring) > 80 and re.search(r"first|Read ", docstring), f"{path}: what to read first?"
             assert len(list(path.parent.glob("*.py"))) - 1 <= MOST_FILES, f"{path.parent} has too many files"
+
+
+def sources(room: str) -> list[str]:
+    return [path.read_text() for path in (ROOT / room).rglob("*.py") if "tests" not in path.relative_to(ROOT).parts]
+
+
+@pytest.mark.parametrize("room", BUDGET)
+def test_a_room_keeps_to_its_budget_of_lines(room: str) -> None:
+    lines = sum(source.count("\n") for source in sources(room))
+    assert lines <= BUDGET[room], f"{room} has {lines} lines: redesign it, or say why it needs more"
+    assert lines > BUDGET[room] - 150, f"{room} has {lines} lines: lower its budget"
+
+
+def test_every_room_of_the_library_has_a_budget() -> None:
+    rooms = {path.name for path in (ROOT / "core/prefixloom").iterdir() if (path / "__init__.py").exists()}
+    assert rooms - {"lab", "testing"} == {room.rpartition("/")[2] for room in BUDGET if room.startswith("core/")}
+
+
+def test_the_library_has_few_uses_of_any() -> None:
+    assert sum(len(re.findall(r"\bAny\b", source)) for room in BUDGET for source in sources(room)) <= MOST_ANY
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +18,7 @@ from prefixloom_engine.serving.admission import POLICIES, cached_tokens
 from prefixloom_hicache import GuardLimits, HostTier, MemoryBackend
 from tests.support.engines import cache_for, mixed, model, nothing_left, plain, prompt, served
 from tests.support.stores import write_out
+from tests.support.stream_helpers import LateStream
 from tests.support.transports import greeted, served_by
 
 pytestmark = pytest.mark.usefixtures("installed", "one_thread")
@@ -140,7 +140,7 @@ def test_what_the_host_has_counts_as_cached_for_whoever_admits() -> None:
 def gated(threads: Callable[..., ThreadStream], it: ThreeWay, capacity: Any) -> Cache:
     """A cache whose loads come a group of layers at a time, each of them late."""
     cache = tiered(capacity=capacity, it=it, gates=3, overlap=True)
-    put_transfer_stream(cache, "up", threads("up", lambda: time.sleep(0.002)))
+    put_transfer_stream(cache, "up", threads("up", lambda name: LateStream(name, lambda: 0.002)))
     return cache
 
 

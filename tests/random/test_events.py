@@ -56,7 +56,7 @@ def test_a_mistake_in_the_mirror_is_seen(monkeypatch: pytest.MonkeyPatch, mistak
     monkeypatch.setattr(*MISTAKES[mistake])
     with pytest.raises((AssertionError, LookupError)):
         for name in ("path, window and point", "two windows", "path"):
-            run(name, "mistake", 1000, Writer)  # its prompts share more
+            run(name, "mistake", 3000, Writer)  # its prompts share more
 
 
 def test_needs_of_any_form_are_followed(monkeypatch: pytest.MonkeyPatch) -> None:

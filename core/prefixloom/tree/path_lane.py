@@ -150,9 +150,12 @@ class PathLane(PageLane[PathCell, PageHolding]):
 
     def finish(self, run: list[Node], cover: PathCell | None) -> None:
         """Uncover the path as if the sequence had covered the end of ``run``: that was used just now."""
-        self.release(self.acquire(run[-1]))
-        if cover is not None:
+        last = self.acquire(run[-1])
+        self.release(last)
+        if cover is last:
             self.release(cover)
+        elif cover is not None:
+            self._uncover(cover)  # it lies above ``last``: to queue it would count as one more use of it
 
     # ------------------------------------------------------------ cells
     def divide(self, upper: Node, lower: Node) -> None:

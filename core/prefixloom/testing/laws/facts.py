@@ -40,7 +40,7 @@ def law_each_component_is_an_instance_of_its_own(case: ComponentCase) -> None:
 
 
 def law_a_cache_can_be_composed_of_it(case: ComponentCase) -> None:
-    """A cache can be composed of it.
+    """A cache can be composed with the component.
 
     Clauses: C6, M14, R10, R15.
     """
