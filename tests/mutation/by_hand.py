@@ -27,13 +27,13 @@ BY_HAND = (
     Fragment("the branch is where the state was", MATCH, "search", "branch = paged", "branch = boundary"),
     Fragment("the last claim of a branch wins", MATCH, "claims_at", "max(match.branch or 0, claim.branch // page * page)", "claim.branch // page * page"),
     # recency when a leaf is computed again
-    Fragment("a leaf that is computed again is not recent", PATH, "PathLane.finish", "self.release(self.acquire(run[-1]))", ""),
+    Fragment("a leaf that is computed again is not recent", PATH, "PathLane.finish", "self.release(last)", "self._uncover(last)"),
     Fragment("a tail that is computed again is not recent", PARTIAL, "PartialLane._merge", "if cell.next is not None:\n    self.queue.touch(cell)", ""),
     Fragment("a lease that was not used makes its leaf recent", PATH, "PathLane.release", "self.queue.add_first(cover)", "self.queue.add(cover)"),
     # parents of victims that a plugin keeps
     Fragment("what a kept victim hangs from goes", ROOM, "_held_back", "cell = lane.hangs_from(cell)", "break"),
     Fragment("a victim that is put back is no child", PATH, "PathLane.put_back", "cell.up.below += 1", ""),
-    Fragment("kept victims change places", ROOM, "_evict_asking", "reversed(victims)", "victims", at=1, why="in which order kept victims become recent is not promised"),
+    Fragment("kept victims change places", ROOM, "_evict_asking", "reversed(victims)", "victims", why="in which order kept victims become recent is not promised"),
     Fragment("a kept victim is asked for again and again", ROOM, "_evict_asking", "held |= staying", ""),
     # checkpoints inside of what arrived
     Fragment("steps that begin inside of what arrived have single states", HOLDINGS, "SteppedHolding.reach", "self.arrived <= before < upto <= before + len(self.steps)", "before < upto <= before + len(self.steps)"),
@@ -45,9 +45,7 @@ BY_HAND = (
     Fragment("only the last pool waits for steps", FLIGHT, "Flight._free_retired", "waiting += pool.retiring", "waiting = pool.retiring"),
     Fragment("an older step lowers a fence", FLIGHT, "Flight.follow", "max(follower.fence, work.number)", "work.number"),
     # selective copies
-    Fragment("a load brings positions that nobody needs", RESTORE, "_lacking_at", "any(lo < at + page and at < hi for lo, hi in spans)", "True"),
     Fragment("of several slots the first is copied", f"{CORE}/device/kernels.py", "select_slots", "selector.reshape(-1, 1).long()", "selector.reshape(-1, 1).long() * 0"),
-    Fragment("of several slots of the host the first is copied", f"{CORE}/device/host_pool.py", "HostPool.select", "row[index]", "row[0]"),
     # the fingerprint of coded content
     Fragment("coded states have the fingerprint of running ones", PIECES, "fingerprint", "part, manifest = lane.part, lane.pool.manifest", "part, manifest = lane.part, lane.part.manifest"),
     Fragment("a fingerprint does not know how many entries a page has", f"{CORE}/contract/fingerprints.py", "component_fingerprint", "(*buffer.shape, entries)", "buffer.shape"),

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.mutation import sites as of
+from tests.mutation.by_hand import BY_HAND
 from tests.mutation.fragments import Fragment, changed
+from tests.support.mutants_tiers import MUTANTS, of_tier
 from tests.support.places import ROOT
 
 SOURCE = '''
@@ -120,6 +122,16 @@ def test_a_fragment_is_found_by_its_structure_and_a_stale_one_is_told() -> None:
         changed(found._replace(old="cell.up.above += 1"))
     with pytest.raises(LookupError, match=r"has no PathLane\.put_forward"):
         changed(found._replace(function="PathLane.put_forward"))
+
+
+def test_every_mistake_that_is_made_by_hand_can_still_be_made() -> None:
+    stale = []
+    for each in BY_HAND + tuple(of_tier(*row[:5]) for row in MUTANTS):
+        try:
+            changed(each)
+        except LookupError as error:
+            stale.append(str(error))
+    assert stale == []
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="the judgements are read with tomllib")

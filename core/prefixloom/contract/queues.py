@@ -301,7 +301,8 @@ class RankedQueue(KeyedQueue):
     def __init__(self, rank: Callable[[Use], int]) -> None:
         began = self._began = deque([0], KEPT_TURNS)
         """When the last turns began. What was used last before the first of them has no rank above 0 any more."""
-        self._kept: OrderedDict[Any, None] = OrderedDict()  # by last use, the cells with a rank above 0
+        self._kept: OrderedDict[Any, None] = OrderedDict()
+        """The cells with a rank above 0, by last use. After a split the upper half is last: its rank may end late."""
         self._left = 0  # how many more evictions the turn has
         self._rank = rank
         super().__init__(lambda use: (min(rank(use), 0) if use.last <= began[0] else rank(use), use.last))

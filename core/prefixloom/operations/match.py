@@ -7,6 +7,7 @@ losses only: splits and inserts leave it true. A stale match is searched again, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Many
 from typing import Any
 
 from ..contract.identity import MARK
@@ -14,6 +15,7 @@ from ..contract.reach import Interval
 from ..contract.values import Claim, WalkView
 from ..errors import InputError, ProtocolError
 from ..keys.tokens import Span, Tokens, encode, namespace_of
+from ..tree.lane import Lane
 from ..tree.radix import Node, climb
 from ..tree.state_lane import StateLane
 from .room import Wanted
@@ -101,34 +103,16 @@ def search(core: Core, match: Match, most: int, trace: Lowered | None = None) ->
         boundary = max(0, most) // tree.page * tree.page
         node = climb(node, boundary)
     match.walked_to = node
-    limited_by = branch = None
-    for lane in shape.path_lanes:
-        node, lower = lane.residency.deepest(node, boundary)
-        if lower != boundary:
-            limited_by = lane.name
-            if trace is not None:
-                trace.append((lane.name, boundary, lower))
-            boundary = lower
+    match.limited_by = branch = None
+    node, boundary = _lower(match, shape.path_lanes, node, boundary, trace)
     lowered = True
     while lowered and boundary:
-        before = paged = boundary
-        for partial in shape.partial_lanes:
-            node, lower = partial.residency.deepest(node, paged)
-            if lower != paged:
-                limited_by = partial.name
-                if trace is not None:
-                    trace.append((partial.name, paged, lower))
-                paged = lower
+        before = boundary
+        node, paged = _lower(match, shape.partial_lanes, node, boundary, trace)
         boundary = paged
         if paged != before:  # the first may accept less than the last left
             continue
-        for state in shape.state_lanes:
-            node, lower = state.residency.deepest(node, boundary)
-            if lower != boundary:
-                limited_by = state.name
-                if trace is not None:
-                    trace.append((state.name, boundary, lower))
-                boundary = lower
+        node, boundary = _lower(match, shape.state_lanes, node, boundary, trace)
         lowered = boundary != paged
         if lowered and branch is None:
             branch = paged
@@ -137,11 +121,22 @@ def search(core: Core, match: Match, most: int, trace: Lowered | None = None) ->
             if lower != boundary:
                 if trace is not None and name is not None:
                     trace.append((name, boundary, lower))
-                limited_by, boundary, lowered = name, lower, True
+                match.limited_by, boundary, lowered = name, lower, True
     match.node = node
     match.ready = boundary
-    match.limited_by = limited_by
     match.branch = branch
+
+
+def _lower(match: Match, lanes: Many[Lane], node: Node, boundary: int, trace: Lowered | None) -> tuple[Node, int]:
+    """Return the deepest boundary that each of ``lanes``, asked one after another, left of ``boundary``."""
+    for lane in lanes:
+        node, lower = lane.residency.deepest(node, boundary)
+        if lower != boundary:
+            match.limited_by = lane.name
+            if trace is not None:
+                trace.append((lane.name, boundary, lower))
+            boundary = lower
+    return node, boundary
 
 
 def goes_on(core: Core, match: Match) -> bool:

@@ -12,10 +12,9 @@ import struct
 
 import attrs
 
-from .fingerprint import DIGEST_BYTES, Fingerprint
+from .fingerprint import Fingerprint
 
 CONTENT_BYTES = 32
-ADDRESS_BYTES = DIGEST_BYTES + CONTENT_BYTES
 
 
 @attrs.frozen

@@ -44,10 +44,10 @@ class Cell(Link):
     node: Node
     data: Any
 
-    def __init__(self, node: Node, data: Any, locks: int = 0) -> None:
+    def __init__(self, node: Node, data: Any) -> None:
         self.node = node
         self.data = data
-        self.locks = locks
+        self.locks = 0
         self.next = None
 
 

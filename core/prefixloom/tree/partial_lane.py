@@ -34,11 +34,11 @@ class PartialCell(Cell):
 
     slack: SlackLink | None
 
-    def __init__(self, node: Node, data: bytes, pages: int, locks: int = 0) -> None:
+    def __init__(self, node: Node, data: bytes, pages: int) -> None:
         self.node = node
         self.data = data
         self.pages = pages
-        self.locks = locks
+        self.locks = 0
         self.slack = None
         self.next = None
 

@@ -24,12 +24,12 @@ class PathCell(Cell):
 
     up: PathCell
 
-    def __init__(self, node: Node, data: bytes, up: PathCell, locks: int = 0) -> None:
+    def __init__(self, node: Node, data: bytes, up: PathCell) -> None:
         self.node = node
         self.data = data
         self.up = up
         self.below = 0
-        self.locks = locks
+        self.locks = 0
         self.next = None
 
 

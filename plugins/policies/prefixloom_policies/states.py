@@ -24,7 +24,7 @@ from prefixloom import AdmissionPolicy, StateView, hookimpl
 SPACE = 4096
 SHARE = 0.25
 KNEE = 24576
-"""The depth at which attention costs as much as the weights (see ``gdsf``)."""
+"""The depth at which attention costs as much as the weights."""
 
 
 def work(tokens: int) -> float:
