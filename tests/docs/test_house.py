@@ -124,7 +124,7 @@ BUDGET: dict[str, int] = {
     "plugins/full": 170,
     "plugins/swa": 170,
     "plugins/mamba": 330,
-    "plugins/hicache": 2_830,
+    "plugins/hicache": 2_840,
     "plugins/policies": 880,
 }
 """The most lines of a room of the library (0090). A change that needs more says so here, and why in its message."""

@@ -55,8 +55,8 @@ BY_HAND = (
     # the file store
     Fragment("what went while it was read is damage", FILES, "FileBackend._get", "found = self._read(key, buffer)", "pass", at=1),
     Fragment("all records of others explain a miss", FILES, "FileBackend._absent", "own not in folders", "True"),
-    Fragment("a shorter record keeps the end of the one before it", FILES, "FileBackend._write_once", "self._disk.cut(file.number, end)", ""),
-    Fragment("a full disk empties the store", FILES, "FileBackend._write", "room > self._used", "False"),
+    Fragment("a shorter record keeps the end of the one before it", FILES, "FileBackend._write", "self._disk.cut(file.number, end)", ""),
+    Fragment("a full disk empties the store", FILES, "FileBackend._write_record", "room > self._used", "False"),
     Fragment("what was not synced stays", FILES, "FileBackend._sync", "self._delete(name)", "self._unsynced.discard(name)"),
     # the budget of a step, and of the pools
     Fragment("what may be taken back needs no pages", f"{CORE}/compose/needs.py", "SequenceNeeds.of", "max(chunk, 1 + rewind) + rewind", "max(chunk, 1 + rewind)"),

@@ -150,6 +150,17 @@ def test_a_full_disk_is_a_counted_refusal_then_a_smaller_store(tmp_path: Path) -
     assert len(files(tmp_path / "s")) == 4, "of what was refused nothing is left"
 
 
+def test_a_full_disk_evicts_the_last_record_of_a_fingerprint_for_the_next(tmp_path: Path) -> None:
+    disk = Full(5000)
+    store = FileBackend(tmp_path / "s", CAPACITY, disk=disk)
+    stored(store, record_of(0, 3000))
+    disk.room = 1000  # for the text of the fingerprint, whose removal this disk does not count
+    for seed in range(1, 5):
+        stored(store, record_of(seed, 3000))
+        same(store.get([key_of(seed)])[0], record_of(seed, 3000))
+    assert store.status().records == 1 and store.status().refused == {}
+
+
 def test_a_limit_of_the_system_on_files_is_a_counted_refusal(tmp_path: Path) -> None:
     told = python(
         "import sys, resource\nfrom prefixloom.storage import *\n"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import stat
 import tempfile
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -380,6 +382,45 @@ def test_the_folder_of_a_fingerprint_without_records_goes(tmp_path: Path) -> Non
     assert [each.name for each in (tmp_path / "s").iterdir() if each.is_dir()] == [ONE.digest.hex()]
     (miss,) = store.get([key_of(9, other)])
     assert isinstance(miss, Miss) and miss.detail == "dtype is 'bfloat16' there and 'float16' here"
+
+
+def test_a_flush_is_true_again_after_the_folder_of_a_fingerprint_was_removed(tmp_path: Path) -> None:
+    store = FileBackend(tmp_path / "s", 1 << 20)
+    stored(store, record_of(1), record_of(2))
+    assert store.flush()
+    (folder,) = (each for each in (tmp_path / "s").iterdir() if each.is_dir())
+    shutil.rmtree(folder)
+    assert store.flush() and store.status().records == 0
+    stored(store, record_of(1))
+    assert store.flush() and store.status().notes == ()
+
+
+class Removing(Disk):
+    """Another program removes a folder after it was found."""
+
+    def find(self, name: str, directory: int) -> os.stat_result:
+        found = super().find(name, directory)
+        if stat.S_ISDIR(found.st_mode):
+            shutil.rmtree(f"/proc/self/fd/{directory}/{name}")
+        return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="a folder is removed by its descriptor's path")
+def test_an_opening_takes_no_harm_from_a_folder_that_goes_meanwhile(tmp_path: Path) -> None:
+    with closing(FileBackend(tmp_path / "s", 1 << 20)) as store:
+        stored(store, record_of(1))
+    with closing(FileBackend(tmp_path / "s", 1 << 20, read_only=True, disk=Removing())) as reader:
+        assert reader.get([key_of(1)]) == (Miss(key_of(1), "absent"),)
+
+
+def test_an_evicted_file_with_another_name_is_not_written_over(tmp_path: Path) -> None:
+    store = FileBackend(tmp_path / "s", 2 * BLOCK)
+    stored(store, record_of(1, 3000), record_of(2, 3000))
+    (file,) = (tmp_path / "s").rglob(key_of(1).content.hex())
+    os.link(file, tmp_path / "kept")
+    content = file.read_bytes()
+    stored(store, record_of(3, 3000))
+    assert not file.exists() and (tmp_path / "kept").read_bytes() == content
 
 
 def test_a_text_that_is_damaged_is_written_again(tmp_path: Path) -> None:

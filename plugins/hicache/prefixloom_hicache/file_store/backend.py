@@ -150,8 +150,11 @@ class FileBackend:
         return None if reason else found
 
     def _names(self, folder: str) -> list[str]:
-        opened = self._open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        return self._disk.names(opened.number)
+        try:
+            opened = self._open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            return self._disk.names(opened.number)
+        except FileNotFoundError:  # the writer evicted its last record meanwhile
+            return []
 
     def _resume_writing(self) -> None:
         """Take over what the writers before left, and evict what exceeds the capacity."""
@@ -262,9 +265,9 @@ class FileBackend:
     def exists(self, keys: Sequence[Key]) -> tuple[bool, ...]:
         return tuple(not self._closed and self._is_there(name_of(key)) for key in keys)
 
-    def _is_there(self, name: str) -> bool:
+    def _is_there(self, name: str, is_right: Callable[[int], bool] = stat.S_ISREG) -> bool:
         try:
-            return stat.S_ISREG(self._disk.find(name, self._directory.number).st_mode)
+            return is_right(self._disk.find(name, self._directory.number).st_mode)
         except OSError:
             return False
 
@@ -301,8 +304,7 @@ class FileBackend:
             if room_of(size) > self.capacity:
                 return self._refused(key, "size", f"{size} bytes do not fit into {self.capacity}")
             self._make_room(room_of(size))
-            self._describe(key.fingerprint)
-            self._write(name, record.payload, encode_header(record))
+            self._write_record(name, record)
         except OSError as error:
             return self._refused(key, "capacity" if error.errno in NO_ROOM else "io", str(error.strerror))
         with self._lock:
@@ -323,20 +325,33 @@ class FileBackend:
         self._write(f"{folder}/{TEXT}", fingerprint.text.encode())
         self._texts[folder] = fingerprint
 
-    def _write(self, name: str, *parts: Any) -> None:
-        """Write a file. If the disk is full, evict as many bytes as it has, and try once more."""
+    def _write_record(self, name: str, record: Record) -> None:
+        """Write a record's file. If the disk is full, evict as many bytes as it has, and try once more."""
+        parts = record.payload, encode_header(record)
         room = room_of(sum(map(len, parts)))
         try:
-            self._write_once(name, parts)
+            self._describe(record.key.fingerprint)
+            self._write(name, *parts)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT) or room > self._used:
                 raise
             self._make_room(self.capacity - self._used + room)
-            self._write_once(name, parts)
+            self._describe(record.key.fingerprint)  # the last record of a fingerprint took its folder along
+            self._write(name, *parts)
 
-    def _write_once(self, name: str, parts: Sequence[Any]) -> None:
+    def _spare(self) -> OpenFile:
+        """Open the file that is written next: the evicted one, unless it has another name or cannot be written."""
+        with contextlib.suppress(PermissionError):
+            file = self._open(SPARE, os.O_RDWR | os.O_CREAT)
+            if self._disk.stat(file.number).st_nlink == 1:
+                return file
+        self._remove_spare()
+        return self._open(SPARE, os.O_RDWR | os.O_CREAT)
+
+    def _write(self, name: str, *parts: Any) -> None:
+        """Write a file of all ``parts``, which has its name once it is whole."""
         try:
-            file, end = self._open(SPARE, os.O_RDWR | os.O_CREAT), 0
+            file, end = self._spare(), 0
             for part in parts:
                 self._disk.write(file.number, part, end)
                 end += len(part)
@@ -391,6 +406,9 @@ class FileBackend:
         with self._writing:
             if self._closed or not self._directory.is_writer or self._gone():
                 return False
+            for folder in [each for each in self._folders if not self._is_there(each, stat.S_ISDIR)]:
+                for name in [each for each in self._rooms if each.startswith(folder)]:
+                    self._forget(name)  # another program removed the folder
             safe = [self._sync(name) for name in list(self._unsynced)]
             try:
                 for folder in self._folders:
