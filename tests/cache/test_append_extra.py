@@ -118,3 +118,17 @@ def test_numbers_that_nothing_uses_are_forgotten_when_tokens_are_appended() -> N
         finish(sequence)
     assert cache.peek([*PROMPT, *IMAGE], extra=CAT) == 12
     assert [cache.peek([9] * 4, namespace=tenant, extra=[(0, 4, tenant)]) for tenant in "abc"] == [4, 4, 4]
+
+
+def test_a_span_that_cannot_be_read_breaks_no_cache() -> None:
+    def spans() -> Any:
+        yield (0, 1, "a")
+        raise RuntimeError("mine")
+
+    cache = path_cache()
+    with cache.open(PROMPT) as sequence:
+        with pytest.raises(RuntimeError, match="mine"):
+            sequence.append([1, 2], extra=spans())
+        finish(sequence)
+    assert cache.peek(PROMPT) == 4
+    settle(cache)

@@ -82,6 +82,8 @@ def test_it_installs_into_an_environment_and_its_own_tests_and_the_command_pass(
         (["Ring"], "a component's kind is a lower-case word such as ring_kv, got 'Ring'"),
         (["class"], "a lower-case word"),
         (["a-b"], "a lower-case word"),
+        (["ring_"], "a lower-case word"),
+        (["a__b"], "a lower-case word"),
     ],
 )
 def test_what_cannot_be_is_refused_and_nothing_is_written(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from prefixloom import Cache, InputError, Path, Point, Sequence, Window
+from prefixloom import Cache, InputError, Path, Point, ProtocolError, Sequence, Window
 from tests.support.helpers import cache_of, held, part, run, settle
 
 PROMPT = list(range(100, 130))
@@ -82,6 +83,19 @@ def test_next_stop_refuses_what_is_no_number_of_tokens(budget: object) -> None:
         sequence.next_stop(budget)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("stops", [["x"], [2.5], 3])
+def test_next_stop_refuses_stops_that_are_no_positions(stops: Any) -> None:
+    with hybrid().open(PROMPT) as sequence, pytest.raises(InputError, match="stops are whole numbers"):
+        sequence.next_stop(4, stops=stops)
+
+
+def test_next_stop_of_a_closed_sequence_is_refused() -> None:
+    sequence = hybrid().open(PROMPT)
+    sequence.close()
+    with pytest.raises(ProtocolError):
+        sequence.next_stop(4)
+
+
 def said(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if "next_stop" in record.getMessage()]
 
@@ -96,6 +110,15 @@ def test_a_prompt_that_is_closed_without_a_state_is_warned_of_once(
             compute(sequence)
     (warning,) = said(caplog)
     assert "'state'" in warning and "sequence.publish()" in warning
+    settle(cache)
+
+
+def test_a_cache_of_states_alone_warns_too(caplog: pytest.LogCaptureFixture) -> None:
+    cache = cache_of(part("state", Point()), slots=9)
+    for salt in (0, 1):
+        with cache.open([salt, *PROMPT[1:]]) as sequence:
+            run(sequence, len(PROMPT))
+    assert len(said(caplog)) == 1
     settle(cache)
 
 

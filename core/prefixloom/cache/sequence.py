@@ -180,7 +180,11 @@ class Sequence(Handle):
         """
         if budget.__class__ is not int or budget < 1:
             raise InputError(f"next_stop takes a number of tokens from 1 up, got {budget!r}")
-        return next_stop(self._core, self._running, budget, stops)
+        wanted = tuple(stops) if isinstance(stops, Iterable) else (None,)
+        if any(at.__class__ is not int for at in wanted):
+            raise InputError(f"stops are whole numbers, positions of the sequence, got {stops!r}")
+        self._enter()
+        return next_stop(self._core, self._running, budget, wanted)
 
     # ------------------------------------------------------------ running
     def restore(self) -> Restored:
@@ -239,8 +243,10 @@ class Sequence(Handle):
             self._enter()
         if tokens.__class__ is not Tokens:
             tokens = encode(tokens)  # not in the block: an iterable of the caller's may raise anything
+        if extra:
+            tokens = tokens.keyed(extra)
         with core:
-            append(core, running, tokens, extra)
+            append(core, running, tokens)
         if core.watcher is not None:
             core.leave("append")
 

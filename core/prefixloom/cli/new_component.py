@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the files. No existing file is overwritten."""
     name = str(args.name)
-    if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
+    if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) or keyword.iskeyword(name):
         raise InputError(f"a component's kind is a lower-case word such as ring_kv, got {name!r}")
     package = f"prefixloom_{name}"
     folder = args.into / package.replace("_", "-")

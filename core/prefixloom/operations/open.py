@@ -123,10 +123,8 @@ def _name_extra(core: Core, match: Match) -> None:
     match.key = core.keys.name(match.tokens)
 
 
-def append(core: Core, running: Running, tokens: Tokens, extra: Any) -> None:
-    """Name the tokens that follow the named ones. ``extra``: spans of them that have extra keys."""
-    if extra:
-        tokens = tokens.keyed(extra)
+def append(core: Core, running: Running, tokens: Tokens) -> None:
+    """Name the tokens that follow the named ones."""
     if tokens.extra:
         forget_unused(core)
     running.names.append(tokens)

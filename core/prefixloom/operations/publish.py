@@ -175,6 +175,7 @@ def close(core: Core, running: Running) -> None:
     if core.flight.alone:
         core.flight.end_alone(running)
     upto = running.publishable
+    warns = core.misses_states and not _is_dropped(core, running.node)
     try:
         if upto > running.published:
             for stop in _stops(core, running, upto):
@@ -185,7 +186,7 @@ def close(core: Core, running: Running) -> None:
         if running.held:
             give_back(core, running)
         raise
-    if core.misses_states:
+    if warns:
         _warn_of_no_state(core, running)
     if running.held:
         give_back(core, running)
@@ -300,6 +301,12 @@ def _unwritten_slots(running: Running) -> Slots | None:
     return [(lane, set(lane.own_slots(holding))) for lane, holding in running.pairs]
 
 
+def _is_dropped(core: Core, node: Node) -> bool:
+    """Return whether the namespace of ``node`` was dropped."""
+    dropped = core.index.dropped_roots
+    return bool(dropped) and climb(node, 0) in dropped
+
+
 def _warn_of_no_state(core: Core, running: Running) -> None:
     """Warn, once per cache, of a prompt that was published without any state and so cannot be resumed (# 0086).
 
@@ -318,7 +325,7 @@ def _warn_of_no_state(core: Core, running: Running) -> None:
     while node.end > running.ready:
         lacking = [lane for lane in lacking if node.cells[lane.index] is None]
         node = node.parent
-    if lacking and climb(node, 0) is core.index.tree.roots.get(running.namespace):
+    if lacking:
         core.misses_states = False
         names = " and ".join(repr(lane.name) for lane in lacking)
         log.warning(
