@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Iterator
 from collections.abc import Sequence as Many
-from typing import Any
 from weakref import WeakSet
 
 from ..contract.shares import SharedQueue, owner_of
 from ..device.handles import call_site
-from ..device.pool import Pool, Stage, present
+from ..device.pool import Pool, Stage
 from ..device.race import Race
 from ..device.streams import Stream
 from ..errors import InvariantError, ProtocolError
@@ -31,8 +31,8 @@ Owned = tuple[Many[int], Node | Hold]
 
 
 class WatchedStep:
-    """The slots that the layers of a step touch. For each component: the pool, the slots that are read, those that are
-    written, and those of the latter that had content before.
+    """The slots that the layers of a step touch. By lane: the pool, the slots that are read, those that are written,
+    and those of the latter that had content before.
     """
 
     def __init__(self, role: str, rows: Rows) -> None:
@@ -108,17 +108,19 @@ class Debug:
     def _touched(self, step: WatchedStep, lane: Lane) -> tuple[Pool, list[int], list[int], set[int]]:
         reads: list[int] = []
         writes: list[int] = []
+        drafts, looks = step.role == "draft", lane.part.manifest.lookahead
         for running, start, end in step.rows:
-            if running.core is not None:
-                if step.role == "draft":
-                    start, end = running.committed, running.reserved
-                if lane.part.manifest.lookahead:  # what waited for a token that is named by now is written again
-                    start = min(start, running.complete)
-                holding = running.held[lane.index]
-                lane.touches(holding, start, end, reads, writes)
-                if step.role == "draft" and lane.unit == "boundary":
-                    reads.extend(slot for slot in (holding.slot,) if slot >= 0)
-        if step.role == "draft" and not lane.part.manifest.lookahead:
+            if running.core is None:
+                continue
+            if drafts:
+                start, end = running.committed, running.reserved
+            if looks:  # what waited for a token that is named by now is written again
+                start = min(start, running.complete)
+            holding = running.held[lane.index]
+            lane.touches(holding, start, end, reads, writes)
+            if drafts and lane.unit == "boundary" and holding.slot >= 0:
+                reads.append(holding.slot)
+        if drafts and not looks:
             writes = []  # a draft model reads what the target wrote, and writes its own
         sealed = {slot for slot in writes if lane.live.stage_of(slot) == Stage.SEALED}
         lane.live.enter(writes, Stage.WRITING)
@@ -151,38 +153,27 @@ class Debug:
         self.checks += 1
         try:
             nodes = self._check_tree()
-            for lane in self._core.shape.lanes:
-                self._check_owners(lane, nodes)
-                self._check_locks(lane, nodes)
-                self._check_queue(lane, nodes)
-            for host in self._core.shape.all_lanes[len(self._core.shape.lanes) :]:
-                self._check_owners(host, nodes)
             for lane in self._core.shape.all_lanes:
-                self._check_shares(lane, nodes)
-            if self._core.below is not None:
-                self._core.below.check(nodes)
+                self._check_owners(lane, nodes)
+                self._check_cells(lane, nodes)
+                self._check_queues(lane, nodes)
             self._check_anchors(nodes)
             self._check_steps()
         except InvariantError as error:
             raise InvariantError(f"after {operation}: {error}") from None
 
     def _reachable(self) -> list[Node]:
-        """All nodes: those under a root, and those of dropped namespaces that a lease still holds."""
-        core = self._core
-        seen: dict[int, Node] = {}
-        stack: list[Node] = [*core.index.tree.roots.values(), *core.index.dropped_roots]
-        for lease in list(self.leases):
-            node = lease.node
-            while node.parent is not None:
-                node = node.parent
-            stack.append(node)
+        """Return all nodes: those under a root, and those of dropped namespaces that a lease still holds."""
+        index = self._core.index
+        roots = [_root_of(lease.node) for lease in list(self.leases)]
+        stack: list[Node] = [*index.tree.roots.values(), *index.dropped_roots, *roots]
+        seen: dict[Node, None] = {}
         while stack:
             node = stack.pop()
-            if id(node) in seen:
-                continue
-            seen[id(node)] = node
-            stack += node.children
-        return list(seen.values())
+            if node not in seen:
+                seen[node] = None
+                stack += node.children
+        return [*seen]
 
     def _check_tree(self) -> list[Node]:
         tree = self._core.index.tree
@@ -217,125 +208,90 @@ class Debug:
 
     def _check_owners(self, lane: Lane, nodes: list[Node]) -> None:
         """Check that every slot has one owner: the free list, a sequence, a cell, or a minted span."""
-        cells = [(node.cells[lane.index], node) for node in nodes]
-        owned: list[Owned] = [(lane.slots_of(cell), node) for cell, node in cells if cell is not None]
-        cached = sum([len(slots) for slots, _ in owned])
+        owned: list[Owned] = [(lane.slots_of(node.cells[lane.index]), node) for node in nodes]
+        cached = sum(len(slots) for slots, _ in owned)
         if cached != lane.in_tree:
-            raise InvariantError(f"{lane.name}: {cached} pages are cached, the books say {lane.in_tree}")
-        live: list[Owned] = []
-        for hold in self._core.live:
-            for other, holding in hold.pairs:
-                if other is lane:
-                    owned.append((lane.own_slots(holding), hold))
-                    live.append((lane.live_slots(holding), hold))
-        self._check_pool(lane.pool, owned)
-        self._check_unwritten(lane, owned)
+            raise InvariantError(f"{lane.pool.name}: {cached} pages are cached, the books say {lane.in_tree}")
+        held = [(hold, holding) for hold in self._core.live for other, holding in hold.pairs if other is lane]
+        owned += [(lane.own_slots(holding), hold) for hold, holding in held]
+        _check_pool(lane.pool, owned)
         if lane.live is not lane.pool:
-            self._check_pool(lane.live, live)
+            _check_pool(lane.live, [(lane.live_slots(holding), hold) for hold, holding in held])
+        if lane.unit == "page":  # a load writes a state of a sequence's own as well, which goes its way
+            self._check_unwritten(lane, owned)
 
     def _check_unwritten(self, lane: Lane, owned: list[Owned]) -> None:
-        """Check that pages that work in flight has yet to write have no later owner: if it fails, they are taken back.
-
-        States have: a load writes a sequence's own as well, which goes its way.
-        """
-        for publication in self._core.unwritten.publications if lane.unit == "page" else ():
+        """Check that pages that work in flight has yet to write have no later owner: if it fails, they are freed."""
+        for publication in self._core.unwritten.publications:
             for slots in [slots for other, slots in publication.slots if other is lane]:
                 for mine, who in owned:
                     if who not in publication.nodes and not slots.isdisjoint(mine):
                         raise InvariantError(f"{lane.name}: {_named(who)} has a slot that older work has yet to write")
 
-    def _check_pool(self, pool: Pool, owned: list[Owned]) -> None:
-        everything = [*pool.free_ids()]
-        for slots, _ in owned:
-            everything += slots
-        known = set(everything)
-        if known and (len(known) < len(everything) or min(known) < 0 or max(known) >= pool.capacity):
-            raise InvariantError(f"{pool.name}: {_wrong(pool, owned)}")
-        if pool.outside and not all(map(pool.has, known)):
-            raise InvariantError(f"{pool.name}: a slot is owned here, and is with the engine that lends it")
-        found = len(known) + pool.minted + pool.outside
-        if found != pool.capacity:
-            raise InvariantError(f"{pool.name}: {pool.capacity - found} slots are nobody's")
-
-    def _check_locks(self, lane: Lane, nodes: list[Node]) -> None:
-        """Check that the locks of every cell are exactly those of live leases."""
-        counts: dict[int, int] = {}
-        for lease in self.leases:
-            covered = lease.covers[lane.index]
-            if covered is not None:
-                for node in covered_nodes(lane, covered):
-                    counts[id(node)] = counts.get(id(node), 0) + 1
-        closed = lane.part.reach.closed_upward
-        leased = 0
+    def _check_cells(self, lane: Lane, nodes: list[Node]) -> None:
+        """Check what a lane counts of its cells: locks, links, pages and slack. The locks on the device are exactly
+        those of live leases; between operations, only a store pins cells of the host.
+        """
+        i, name, on_device = lane.index, lane.pool.name, lane.tier == "device"
+        covers = Counter(node for lease in self.leases if on_device for node in _covered(lane, lease))
+        leased = covered_slack = 0
         for node in nodes:
-            cell = node.cells[lane.index]
+            cell, locks = node.cells[i], covers[node]
             if cell is None:
-                if counts.get(id(node)):
-                    raise InvariantError(f"{lane.name}: a lease covers {node!r}, which holds nothing")
+                if locks:
+                    raise InvariantError(f"{name}: a lease covers {node!r}, which holds nothing")
                 continue
-            expected = counts.get(id(node), 0)
-            if closed:
-                kids = [kid.cells[lane.index] for kid in node.children]
-                held = [kid for kid in kids if kid is not None]
-                expected += sum(1 for kid in held if kid.locks) + (node.parent is None)
-                if cell.below != len(held):
-                    raise InvariantError(f"{lane.name}: {node!r} counts {cell.below} cells below, not {len(held)}")
-                if node.parent is not None and cell.up is not node.parent.cells[lane.index]:
-                    raise InvariantError(f"{lane.name}: {node!r} hangs loose")
-            if cell.locks != expected:
-                raise InvariantError(f"{lane.name}: {node!r} has {cell.locks} locks; live leases give {expected}")
-            if cell.locks:
-                leased += len(lane.slots_of(cell))
+            pages = len(lane.slots_of(cell))
+            if lane.closed_upward:
+                kids = [kid.cells[i] for kid in node.children if kid.cells[i] is not None]
+                locks += sum(1 for kid in kids if kid.locks) + (node.parent is None)
+                if cell.below != len(kids):
+                    raise InvariantError(f"{name}: {node!r} counts {cell.below} cells below, not {len(kids)}")
+                if on_device and node.parent is not None and cell.up is not node.parent.cells[i]:
+                    raise InvariantError(f"{name}: {node!r} hangs loose")
+            if on_device and cell.locks != locks:
+                raise InvariantError(f"{name}: {node!r} has {cell.locks} locks; live leases give {locks}")
+            if getattr(cell, "pages", pages) != pages:
+                raise InvariantError(f"{name}: {node!r} miscounts its pages")
+            leased += pages if cell.locks else 0
+            if isinstance(lane, PartialLane):
+                slack = 0 if cell.slack is None else cell.slack.pages
+                if slack != lane.slack_of(cell):
+                    raise InvariantError(f"{name}: {node!r} has {lane.slack_of(cell)} pages of slack, unlike its queue")
+                covered_slack += slack if cell.locks else 0
         if leased != lane.leased:
-            raise InvariantError(f"{lane.name}: {leased} pages are covered, the books say {lane.leased}")
+            raise InvariantError(f"{name}: {leased} pages are covered, the books say {lane.leased}")
+        if isinstance(lane, PartialLane) and covered_slack != lane.covered_slack:
+            raise InvariantError(f"{name}: {covered_slack} pages are slack and covered, not {lane.covered_slack}")
 
-    def _check_shares(self, lane: Lane, nodes: list[Node]) -> None:
-        if not isinstance(lane.queue, SharedQueue):
-            return
-        held: Counter[str] = Counter()
-        for node in nodes:
-            root = node
-            while root.parent is not None:
-                root = root.parent
-            assert isinstance(root, Root)
-            held[owner_of(root.namespace)] += len(lane.slots_of(node.cells[lane.index]))
-        if held != lane.queue.held or sum(lane.queue.standing.values()) != len(list(lane.queue)):
-            raise InvariantError(f"{lane.name}: owners keep {dict(held)}, and their shares say {dict(lane.queue.held)}")
-
-    def _check_queue(self, lane: Lane, nodes: list[Node]) -> None:
+    def _check_queues(self, lane: Lane, nodes: list[Node]) -> None:
+        """Check that the cells that may be evicted stand in the queues, and no others but inner anchors of a path."""
+        name, held = lane.pool.name, Counter[str]()
         if strays := lane.strays():
-            raise InvariantError(f"{lane.name}: a queue has or remembers a cell that {strays[0].node!r} has not")
+            raise InvariantError(f"{name}: a queue has or remembers a cell that {strays[0].node!r} has not")
         if not lane.surplus.keys() <= self._core.live.keys():
-            raise InvariantError(f"{lane.name}: a sequence that has ended is still asked for what it may spare")
+            raise InvariantError(f"{name}: a sequence that has ended is still asked for what it may spare")
         for node in nodes:
             cell = node.cells[lane.index]
             if cell is None or node.parent is None:
                 continue
-            if lane.uncovered(cell):
-                if cell.next is None:
-                    raise InvariantError(f"{lane.name}: {node!r} may be evicted but stands in no queue")
-            elif cell.locks and not lane.part.reach.closed_upward and cell.next is not None:
-                raise InvariantError(f"{lane.name}: {node!r} is covered but stands in the eviction queue")
-            spans = lane.unit == "page" and not lane.part.reach.closed_upward
-            if spans and cell.pages != present(cell.data):
-                raise InvariantError(f"{lane.name}: {node!r} miscounts its pages")
-            if isinstance(lane, PartialLane) and (cell.slack.pages if cell.slack else 0) != lane.slack_of(cell):
-                raise InvariantError(
-                    f"{lane.name}: {node!r} has {lane.slack_of(cell)} pages of slack, unlike its queue"
-                )
-        if isinstance(lane, PartialLane):
-            covered = sum(slack.pages for slack in lane.slack if slack.cell.locks)
-            if covered != lane.covered_slack:
-                raise InvariantError(f"{lane.name}: {covered} pages are slack and covered, not {lane.covered_slack}")
+            queued = cell.next is not None
+            if not queued and lane.uncovered(cell) and not (lane.closed_upward and cell.below):
+                raise InvariantError(f"{name}: {node!r} may be evicted but stands in no queue")
+            if queued and cell.locks and not (lane.closed_upward and lane.tier == "device"):
+                raise InvariantError(f"{name}: {node!r} is covered but stands in the eviction queue")
+            if isinstance(lane.queue, SharedQueue):
+                held[owner_of(_root_of(node).namespace)] += len(lane.slots_of(cell))
+        if isinstance(lane.queue, SharedQueue) and (
+            held != lane.queue.held or sum(lane.queue.standing.values()) != len(list(lane.queue))
+        ):
+            raise InvariantError(f"{name}: owners keep {dict(held)}, and their shares say {dict(lane.queue.held)}")
 
     def _check_anchors(self, nodes: list[Node]) -> None:
-        counts: dict[int, int] = {}
-        for lease in self.leases:
-            counts[id(lease.node)] = counts.get(id(lease.node), 0) + 1
+        anchored = Counter(lease.node for lease in self.leases)
         for node in nodes:
-            expected = counts.get(id(node), 0)
-            if node.leases != expected:
-                raise InvariantError(f"{node!r} counts {node.leases} leases; {expected} are live")
+            if node.leases != anchored[node]:
+                raise InvariantError(f"{node!r} counts {node.leases} leases; {anchored[node]} are live")
 
     def _check_steps(self) -> None:
         """Check that a step which is open no more is forgotten."""
@@ -345,8 +301,22 @@ class Debug:
                     raise InvariantError(f"{_named(running)} is in a step, and none is open")
 
 
+def _check_pool(pool: Pool, owned: list[Owned]) -> None:
+    everything = [*pool.free_ids()]
+    for slots, _ in owned:
+        everything += slots
+    known = set(everything)
+    if known and (len(known) < len(everything) or min(known) < 0 or max(known) >= pool.capacity):
+        raise InvariantError(f"{pool.name}: {_wrong(pool, owned)}")
+    if pool.outside and not all(map(pool.has, known)):
+        raise InvariantError(f"{pool.name}: a slot is owned here, and is with the engine that lends it")
+    found = len(known) + pool.minted + pool.outside
+    if found != pool.capacity:
+        raise InvariantError(f"{pool.name}: {pool.capacity - found} slots are nobody's")
+
+
 def _wrong(pool: Pool, owned: list[Owned]) -> str:
-    """The first slot that does not exist or has two owners, in words."""
+    """Describe the first slot that does not exist or has two owners."""
     owners: dict[int, Node | Hold | None] = {}
     for slots, who in ((pool.free_ids(), None), *owned):
         for slot in slots:
@@ -359,24 +329,31 @@ def _wrong(pool: Pool, owned: list[Owned]) -> str:
 
 
 def _named(owner: Node | Hold | None) -> str:
-    """The owner of a slot, in words: a node, a sequence, or the free list."""
+    """Name the owner of a slot: a node, a sequence, or the free list."""
     if owner is None:
         return "the free list"
     return repr(owner) if isinstance(owner, Node) else f"the sequence {owner.label!r} made at {owner.made_at}"
 
 
-def no_work() -> None:
-    pass
+def _root_of(node: Node) -> Root:
+    while node.parent is not None:
+        node = node.parent
+    assert isinstance(node, Root)
+    return node
 
 
-def covered_nodes(lane: Lane, record: Any) -> list[Node]:
-    """The nodes whose cells a lease's cover locks."""
-    if lane.unit == "boundary" or lane.part.reach.closed_upward:
-        return [record.node]
-    found = []
-    for cell, start in record:
+def _covered(lane: Lane, lease: Hold) -> Iterator[Node]:
+    """Yield the nodes whose cells a lease locks."""
+    cover = lease.covers[lane.index]
+    if not isinstance(lane, PartialLane):
+        yield from () if cover is None else (cover.node,)
+        return
+    for cell, start in cover or ():
         node = cell.node
         while node.end > start:
-            found.append(node)
+            yield node
             node = node.parent
-    return found
+
+
+def no_work() -> None:
+    pass

@@ -500,9 +500,6 @@ class Below(Protocol):
     def restore(self, running: Running) -> Restored:
         """Bring back what lies below of a sequence that was just opened."""
 
-    def check(self, nodes: list[Node]) -> None:
-        """``InvariantError`` if the books of the tier are wrong. For debug mode."""
-
     def stats(self) -> TierStats: ...
 
 

@@ -14,7 +14,6 @@ from typing import Any
 
 from ..contract.composition import TierPart
 from ..contract.tier_answers import Restored, TierStats
-from ..errors import InvariantError
 from ..operations.state import Core, Match, Running
 from ..tree.lane import Lane
 from ..tree.radix import Node
@@ -127,27 +126,3 @@ class LowerTier:
             copies.fetched,
             0 if self.store is None else self.store.outstanding,
         )  # fmt: skip
-
-    def check(self, nodes: list[Node]) -> None:
-        """Check the host lanes: between operations only a store pins cells; all other cells stand in their queues."""
-        for lane in self.copies.lanes:
-            i = lane.index
-            pinned = 0
-            if strays := lane.strays():
-                raise InvariantError(f"{lane.pool.name}: the queue has or remembers what {strays[0].node!r} has not")
-            for node in nodes:
-                cell = node.cells[i]
-                if cell is None:
-                    continue
-                if cell.pages != len(lane.slots_of(cell)):
-                    raise InvariantError(f"{lane.pool.name}: {node!r} miscounts its pages")
-                below = sum(kid.cells[i] is not None for kid in node.children) if lane.closed_upward else 0
-                if cell.below != below:
-                    raise InvariantError(f"{lane.pool.name}: {node!r} counts {cell.below} cells below, not {below}")
-                if not cell.locks and not cell.below and cell.next is None:
-                    raise InvariantError(f"{lane.pool.name}: {node!r} may be evicted but stands in no queue")
-                if cell.locks and cell.next is not None:
-                    raise InvariantError(f"{lane.pool.name}: {node!r} is pinned but stands in the queue")
-                pinned += cell.pages if cell.locks else 0
-            if pinned != lane.leased:
-                raise InvariantError(f"{lane.pool.name}: {pinned} pages are pinned, the books say {lane.leased}")
