@@ -213,6 +213,21 @@ def test_a_checksum_that_cannot_be_computed_here_is_told(tmp_path: Path, monkeyp
     assert isinstance(miss, Miss) and miss.detail.endswith("its checksum is xxh3: install xxhash to read it")
 
 
+def test_a_record_of_another_format_is_written_again(tmp_path: Path) -> None:
+    """A put of what cannot be read must not keep it as the most recently used record."""
+    store = FileBackend(tmp_path / "s", 2 * BLOCK)
+    stored(store, record_of(1))
+    with (tmp_path / "s" / name_of(key_of(1))).open("r+b") as file:
+        file.seek(-HEADER_BYTES + 8, os.SEEK_END)
+        file.write(b"\x63")  # the version
+    with closing(FileBackend(tmp_path / "s", read_only=True)) as reader:
+        missed(reader.get([key_of(1)])[0], "format")
+    missed(store.get([key_of(1)])[0], "format")
+    missed(store.get([key_of(1)])[0], "absent")
+    stored(store, record_of(1))
+    same(store.get([key_of(1)])[0], record_of(1))
+
+
 # ---------------------------------------------------------------- permissions, links
 
 

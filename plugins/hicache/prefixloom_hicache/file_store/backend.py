@@ -54,6 +54,8 @@ from .disk import NO_MORE, NO_ROOM, Disk, OpenFile, remedy
 SPARE = "spare"
 TEXT = "text"
 FOLDER, RECORD = re.compile("[0-9a-f]{32}"), re.compile("[0-9a-f]{32}/[0-9a-f]{64}")
+UNREADABLE = ("corrupt", "format")
+"""The reasons of misses after which the writer removes a file. If it stayed, its record would never be written again."""
 BLOCK = 4096
 """A file takes a multiple of this on the disk."""
 
@@ -207,11 +209,11 @@ class FileBackend:
         if self._closed:
             return Miss(key, "closed")
         found = self._read(key, buffer)
-        if isinstance(found, Record) or found.reason != "corrupt":
+        if isinstance(found, Record) or found.reason not in UNREADABLE:
             return found
         with self._writing:  # nobody evicts it here, so what is damaged now is damaged on the disk
             found = self._read(key, buffer)
-            if isinstance(found, Miss) and found.reason == "corrupt" and self._directory.is_writer:
+            if isinstance(found, Miss) and found.reason in UNREADABLE and self._directory.is_writer:
                 with contextlib.suppress(OSError):
                     self._remove(name_of(key))
         return found
