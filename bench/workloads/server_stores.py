@@ -125,8 +125,7 @@ def transfers(url: str, records: int, size: int, rounds: int) -> dict[str, list[
             for pair in ((("plain write", write), ("store write", put)), (("plain read", read), ("store read", get))):
                 for name, run in pair if lot % 2 else reversed(pair):
                     spent[name] += seconds_of(run)
-            store.delete(keys)
-            store.values.remove(names)
+            store.values.remove([*names, *map(store.name_of, keys)])
         if turn:
             for name, value in spent.items():
                 took.setdefault(name, []).append(value)

@@ -111,7 +111,7 @@ MOST_FILES = 14
 """Of one room: more are hard to find one's way in."""
 BUDGET: dict[str, int] = {
     "core/prefixloom/keys": 630,
-    "core/prefixloom/storage": 730,
+    "core/prefixloom/storage": 715,
     "core/prefixloom/contract": 2_220,
     "core/prefixloom/device": 2_970,
     "core/prefixloom/tree": 2_880,
@@ -124,7 +124,7 @@ BUDGET: dict[str, int] = {
     "plugins/full": 170,
     "plugins/swa": 170,
     "plugins/mamba": 330,
-    "plugins/hicache": 2_840,
+    "plugins/hicache": 2_700,
     "plugins/policies": 880,
 }
 """The most lines of a room of the library (0090). A change that needs more says so here, and why in its message."""

@@ -57,7 +57,6 @@ BY_HAND = (
     Fragment("all records of others explain a miss", FILES, "FileBackend._absent", "own not in folders", "True"),
     Fragment("a shorter record keeps the end of the one before it", FILES, "FileBackend._write", "self._disk.cut(file.number, end)", ""),
     Fragment("a full disk empties the store", FILES, "FileBackend._write_record", "room > self._used", "False"),
-    Fragment("what was not synced stays", FILES, "FileBackend._sync", "self._delete(name)", "self._unsynced.discard(name)"),
     # the budget of a step, and of the pools
     Fragment("what may be taken back needs no pages", f"{CORE}/compose/needs.py", "SequenceNeeds.of", "max(chunk, 1 + rewind) + rewind", "max(chunk, 1 + rewind)"),
     Fragment("rows that decode cost a step nothing", SCHEDULER, "Scheduler._plan_together", "self.chunk - len(planned)", "self.chunk"),

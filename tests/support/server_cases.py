@@ -16,7 +16,7 @@ from .store_servers import azure, azure_url, mooncake, mooncake_url, redis, redi
 NUMBERS = itertools.count()
 
 
-def case_of(name: str, url_of: Callable[[str], str], damage: Any, settles: bool) -> BackendCase:
+def case_of(name: str, url_of: Callable[[str], str], damage: Any) -> BackendCase:
     """Each store has a prefix of its own. Whoever opens it again comes as another client."""
     urls: dict[int, str] = {}
 
@@ -35,7 +35,7 @@ def case_of(name: str, url_of: Callable[[str], str], damage: Any, settles: bool)
     def open_one(capacity: int) -> Backend:
         return at(url_of(f"test-{os.getpid()}-{next(NUMBERS)}"))
 
-    return BackendCase(name, open_one, reopen, abandon, damage, small=0, settles=settles)
+    return BackendCase(name, open_one, reopen, abandon, damage, small=0)
 
 
 def value_name(store: Any, key: Key) -> str:
@@ -65,7 +65,7 @@ def damage_mooncake(store: Any, key: Key, at: int, mask: int) -> None:
     assert client.upsert(name, spoiled(client.get(name), at, mask)) == 0
 
 
-REDIS = case_of("redis", lambda prefix: redis_url(redis(), prefix=prefix, timeout=20), damage_redis, settles=False)
-S3 = case_of("s3", lambda prefix: s3_url(s3(), prefix=prefix, timeout=20), damage_object, settles=True)
-AZURE = case_of("azure", lambda prefix: azure_url(azure(), prefix=prefix, timeout=20), damage_object, settles=True)
-MOONCAKE = case_of("mooncake", lambda prefix: mooncake_url(mooncake(), prefix=prefix), damage_mooncake, settles=False)
+REDIS = case_of("redis", lambda prefix: redis_url(redis(), prefix=prefix, timeout=20), damage_redis)
+S3 = case_of("s3", lambda prefix: s3_url(s3(), prefix=prefix, timeout=20), damage_object)
+AZURE = case_of("azure", lambda prefix: azure_url(azure(), prefix=prefix, timeout=20), damage_object)
+MOONCAKE = case_of("mooncake", lambda prefix: mooncake_url(mooncake(), prefix=prefix), damage_mooncake)

@@ -72,7 +72,6 @@ class Status:
     ``used``     bytes that take room, overhead included; never more than ``capacity``. On a server, of all its users
     ``capacity`` None: a server bounds it, or nobody does
     ``misses``, ``refused``  counts by reason since the store was opened
-    ``foreign``  per fingerprint other than the one last asked for: how many records it has, and what is different
     ``notes``    what is unusual, in words
     """
 
@@ -84,7 +83,6 @@ class Status:
     evicted: int = 0
     misses: Mapping[str, int] = attrs.field(factory=dict)
     refused: Mapping[str, int] = attrs.field(factory=dict)
-    foreign: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -92,7 +90,7 @@ class Backend(Protocol):
     """A store of records. Several threads may call it at the same time.
 
     A key is written once: its content cannot change, so a put of a key that is there writes nothing. A record is found
-    until it is deleted or evicted. A store may evict at any time.
+    until it is evicted, which a store may do at any time, or until a read finds damage in it.
     """
 
     def get(self, keys: Sequence[Key], into: Sequence[Any] | None = None) -> tuple[Record | Miss, ...]:
@@ -112,12 +110,6 @@ class Backend(Protocol):
     def exists(self, keys: Sequence[Key]) -> tuple[bool, ...]:
         """Return, per key, whether a get would probably succeed. It reads no payload and counts nothing."""
 
-    def delete(self, keys: Sequence[Key]) -> tuple[bool, ...]:
-        """Remove records. Return, per key, whether its record was there."""
-
-    def flush(self) -> bool:
-        """Wait until all stored records survive a crash of the machine. Return False if the store cannot promise it."""
-
     def status(self) -> Status:
         """Return the counts and the sizes of the store."""
 
@@ -125,7 +117,7 @@ class Backend(Protocol):
         """Release everything. Later reads miss and later writes are refused, as ``closed``. It may be called twice."""
 
 
-CALLS = ("get", "put", "exists", "delete", "flush", "status", "close")
+CALLS = ("get", "put", "exists", "status", "close")
 
 
 @attrs.frozen

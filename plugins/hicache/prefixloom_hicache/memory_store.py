@@ -26,7 +26,7 @@ from prefixloom.storage import (
     flat,
 )
 
-from .records import StoreCounts, checked, differences, foreign, header_for
+from .records import StoreCounts, checked, differences, header_for
 
 
 class MemoryBackend:
@@ -41,7 +41,6 @@ class MemoryBackend:
         self._digests: Counter[bytes] = Counter()
         """The number of records by the digest of their fingerprint."""
         self._fingerprints: dict[bytes, Fingerprint] = {}
-        self._last_asked: Fingerprint | None = None
         self._used = 0
         self._counts = StoreCounts()
         self._closed = False
@@ -54,7 +53,6 @@ class MemoryBackend:
     def _read(self, key: Key, into: memoryview | None) -> Record | Miss:
         if self._closed:
             return Miss(key, "closed")
-        self._last_asked = key.fingerprint
         frame = self._frames.get(key.address)
         if frame is None:
             return self._absent(key)
@@ -106,25 +104,13 @@ class MemoryBackend:
         with self._lock:
             return tuple(key.address in self._frames for key in keys)
 
-    def delete(self, keys: Sequence[Key]) -> tuple[bool, ...]:
-        with self._lock:
-            return tuple(self._drop(key.address) for key in keys)
-
-    def _drop(self, address: bytes) -> bool:
-        frame = self._frames.pop(address, None)
-        if frame is None:
-            return False
-        self._used -= len(frame)
+    def _drop(self, address: bytes) -> None:
+        self._used -= len(self._frames.pop(address))
         self._digests -= Counter({address[:DIGEST_BYTES]: 1})  # without those of no record
-        return True
-
-    def flush(self) -> bool:
-        return not self._closed
 
     def status(self) -> Status:
         with self._lock:
-            others = foreign(self._last_asked, self._digests, self._fingerprints.get)
-            return self._counts.status(len(self._frames), self._used, self.capacity, others)
+            return self._counts.status(len(self._frames), self._used, self.capacity)
 
     def close(self) -> None:
         with self._lock:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from prefixloom.storage import (
@@ -50,21 +50,6 @@ def differences(own: Fingerprint, others: Iterable[Fingerprint | None]) -> list[
     return sorted(told, key=lambda text: text.count(";"))
 
 
-def foreign(
-    asked: Fingerprint | None, counts: Mapping[bytes, int], text_of: Callable[[bytes], Fingerprint | None]
-) -> tuple[str, ...]:
-    """Say, per fingerprint other than the last one asked for, how many records it has and what is different.
-
-    ``counts`` has the number of records by digest, and ``text_of`` returns the fingerprint of a digest.
-    """
-    if asked is None:
-        return ()
-    others = Counter({digest: count for digest, count in counts.items() if count and digest != asked.digest})
-    return tuple(
-        f"{count} records: {differences(asked, [text_of(digest)])[0]}" for digest, count in others.most_common()
-    )
-
-
 class StoreCounts:
     """Counts since a store was opened: hits, writes and evictions, and misses and refusals by reason.
 
@@ -99,9 +84,8 @@ class StoreCounts:
         records: int | None,
         used: int,
         capacity: int | None,
-        foreign: tuple[str, ...],
         notes: tuple[str, ...] = (),
     ) -> Status:
         """Return the status of a store: these counts, and what the store says of itself."""
         counts = (self.hits, self.written, self.evicted)
-        return Status(records, used, capacity, *counts, dict(self.misses), dict(self.refusals), foreign, notes)
+        return Status(records, used, capacity, *counts, dict(self.misses), dict(self.refusals), notes)

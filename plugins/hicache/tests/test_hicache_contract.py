@@ -45,7 +45,7 @@ def test_the_stores_are_found_by_name_and_opened(name: str, options: dict[str, s
 
 
 def test_what_is_opened_must_be_a_store() -> None:
-    with pytest.raises(CompositionError, match="opened a dict without put, exists, delete"):
+    with pytest.raises(CompositionError, match="opened a dict without put, exists, status"):
         opened(BackendType("mine", dict))
     with pytest.raises(StorageError, match="capacity must be more"):
         MemoryBackend(10)

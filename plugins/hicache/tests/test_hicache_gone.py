@@ -7,7 +7,6 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -48,7 +47,6 @@ def test_a_directory_that_went_is_noticed(tmp_path: Path, befall: Callable[[Path
     store = FileBackend(folder, CAPACITY)
     stored(store, *(record_of(seed, 3000) for seed in range(5)))
     befall(folder)
-    assert not store.flush()
     for seed in (0, 5, 6, 7, 8, 9):  # a known one, and others
         (answer,) = store.put([record_of(seed, 3000)])
         assert isinstance(answer, Refused) and answer.reason == "io"
@@ -56,7 +54,6 @@ def test_a_directory_that_went_is_noticed(tmp_path: Path, befall: Callable[[Path
     status = store.status()
     assert status.refused == {"io": 6} and status.evicted == 0
     assert any(str(folder) in note and "open the store again" in note for note in status.notes)
-    assert not store.flush()
 
 
 def test_a_directory_that_came_back_is_written_again(tmp_path: Path) -> None:
@@ -67,7 +64,7 @@ def test_a_directory_that_came_back_is_written_again(tmp_path: Path) -> None:
     assert isinstance(store.put([record_of(2)])[0], Refused)
     folder.with_name("elsewhere").rename(folder)
     stored(store, record_of(2))
-    assert store.flush() and store.status().notes == ()
+    assert store.status().notes == ()
 
 
 def test_a_path_that_was_closed_to_this_process_says_nothing_of_the_directory(tmp_path: Path) -> None:
@@ -82,7 +79,7 @@ def test_a_path_that_was_closed_to_this_process_says_nothing_of_the_directory(tm
     stored(store, record_of(1))
     disk.__class__ = Closed
     stored(store, record_of(2))
-    assert store.flush() and store.status().notes == ()
+    assert store.status().notes == ()
 
 
 def test_a_reader_is_told_that_its_directory_went(tmp_path: Path) -> None:
@@ -101,7 +98,6 @@ def test_a_store_is_found_again_wherever_its_process_works(tmp_path: Path, monke
     store = FileBackend("t", CAPACITY)
     monkeypatch.chdir("/")
     stored(store, record_of(1))
-    assert store.flush()
 
 
 def test_a_record_whose_file_went_is_absent_and_can_be_written_again(tmp_path: Path) -> None:
@@ -109,18 +105,13 @@ def test_a_record_whose_file_went_is_absent_and_can_be_written_again(tmp_path: P
     stored(store, *(record_of(seed, 3000) for seed in range(8)))
     for seed in (2, 3):
         place(tmp_path / "s", seed).unlink()
-    assert not store.flush(), "what was stored is gone"
-    assert store.flush()
     keys = [key_of(seed) for seed in range(8)]
     assert store.exists(keys) == tuple(seed not in (2, 3) for seed in range(8))
     assert [answer.reason for answer in store.get(keys) if isinstance(answer, Miss)] == ["absent", "absent"]
     assert store.put([record_of(2, 3000)]) == (Stored(key_of(2)),)
-    assert store.status().used == 7 * BLOCK
+    assert store.status().used == 8 * BLOCK
     place(tmp_path / "s", 2).unlink()
     assert store.put([record_of(2, 3000)]) == (Stored(key_of(2)),), "it is never there already"
-    place(tmp_path / "s", 4).unlink()
-    assert store.delete([key_of(4)]) == (False,)
-    assert store.status().used == 6 * BLOCK
     place(tmp_path / "s", 0).unlink()
     stored(store, *(record_of(seed, 3000) for seed in range(50, 100)))  # which evicts what went
     assert store.status().used == CAPACITY
@@ -147,102 +138,5 @@ def test_two_processes_never_write_after_the_lock_was_removed(tmp_path: Path) ->
     second = FileBackend(tmp_path / "s", CAPACITY)
     (answer,) = store.put([record_of(2)])
     assert isinstance(answer, Refused) and "writer.lock was removed or replaced" in answer.detail
-    assert store.delete([key_of(1)]) == (False,) and not store.flush()
     stored(second, record_of(3))
     same(second.get([key_of(1)])[0], record_of(1))
-
-
-# ---------------------------------------------------------------- what flush promises
-
-
-class Unsynced(Disk):
-    """The next so many waits for the disk fail. The kernel tells of a failure once, so the ones after them succeed.
-
-    ``dirty`` are the inodes of the files that were written after they were last synced.
-    """
-
-    failing = 0
-
-    def __init__(self) -> None:
-        self.dirty: set[int] = set()
-
-    def write(self, file: int, content: Any, offset: int) -> None:
-        self.dirty.add(os.fstat(file).st_ino)
-        super().write(file, content, offset)
-
-    def sync(self, file: int) -> None:
-        if self.failing:
-            self.failing -= 1
-            raise OSError(errno.EIO, "Input/output error")
-        super().sync(file)
-        self.dirty.discard(os.fstat(file).st_ino)
-
-
-def test_after_a_flush_all_that_was_written_is_on_the_disk(tmp_path: Path) -> None:
-    disk = Unsynced()
-    store = FileBackend(tmp_path / "s", CAPACITY, disk=disk)
-    for seed in range(0, 120, 12):
-        stored(store, *(record_of(each, 3000) for each in range(seed, seed + 12)))
-        store.delete([key_of(seed // 2)])
-        assert store.flush()
-        assert not [name for name in store._rooms if (tmp_path / "s" / name).stat().st_ino in disk.dirty]
-
-
-def test_what_cannot_be_brought_to_the_disk_is_removed_so_that_the_next_flush_is_true(tmp_path: Path) -> None:
-    disk = Unsynced()
-    store = FileBackend(tmp_path / "s", CAPACITY, disk=disk)
-    stored(store, *(record_of(seed, 3000) for seed in range(3)))
-    disk.failing = 1
-    assert not store.flush()
-    keys = [key_of(seed) for seed in range(3)]
-    assert sorted(store.exists(keys)) == [False, True, True] and store.status().records == 2
-    assert store.flush()
-    stored(store, *(record_of(seed, 3000) for seed, there in enumerate(store.exists(keys)) if not there))
-    assert store.flush() and store.status().records == 3
-
-
-def test_a_flush_that_did_not_bring_the_names_of_records_to_the_disk_is_not_made_good(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = FileBackend(tmp_path / "s", CAPACITY)
-    stored(store, record_of(0))
-    with monkeypatch.context() as patch:
-        patch.setattr(Disk, "sync_directory", refuse)
-        assert not store.flush()
-    assert not store.flush()
-    assert "the names of records may not be on the disk" in " ".join(store.status().notes)
-
-
-def refuse(*_: Any) -> None:
-    raise OSError(errno.EIO, "Input/output error")
-
-
-def test_a_flush_promises_what_an_earlier_process_wrote_and_syncs_it_once(tmp_path: Path) -> None:
-    """It may have died before it synced."""
-    store = FileBackend(tmp_path / "s", CAPACITY)
-    stored(store, *(record_of(seed, 3000) for seed in range(8)))
-    store.close()
-    disk = Unsynced()
-    store = FileBackend(tmp_path / "s", CAPACITY, disk=disk)
-    assert store.put([record_of(0, 3000)]) == (Stored(key_of(0), fresh=False),)
-    disk.failing = 1
-    assert not store.flush() and store.flush()
-    disk.failing = 1  # the next sync
-    assert store.flush() and disk.failing == 1
-
-
-def test_a_flush_promises_the_way_to_the_directory_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    synced: set[int] = set()
-    fsync = os.fsync
-
-    def noted(file: int) -> None:
-        synced.add(os.fstat(file).st_ino)
-        fsync(file)
-
-    monkeypatch.setattr(os, "fsync", noted)
-    store = FileBackend(tmp_path / "a" / "b" / "s", CAPACITY)
-    stored(store, record_of(1))
-    assert store.flush()
-    folder = tmp_path / "a" / "b" / "s"
-    way = [tmp_path, tmp_path / "a", tmp_path / "a" / "b", folder, place(folder, 1).parent]
-    assert [folder for folder in way if folder.stat().st_ino not in synced] == []

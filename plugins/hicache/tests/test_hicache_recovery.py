@@ -89,15 +89,12 @@ def sized(seed: int) -> Record:
 
 
 def story(store: Backend) -> Iterator[Callable[[], object]]:
-    """Puts, deletions and, since there is room for few records, evictions."""
+    """Puts and, since there is room for few records, evictions."""
     for seed in range(6):
         yield lambda seed=seed: store.put([sized(seed)])  # type: ignore[misc]
-    yield lambda: store.delete([key_of(2)])
     yield lambda: store.put([sized(2), sized(6)])
     for seed in range(7, SEEDS):
         yield lambda seed=seed: store.put([record_of(seed, 2900)])  # type: ignore[misc]
-    yield lambda: store.delete([key_of(SEEDS - 1), key_of(SEEDS - 3)])
-    yield lambda: store.delete(KEYS)
     yield lambda: store.put([sized(1)])
 
 

@@ -41,7 +41,6 @@ class BackendCase:
                  (negative: of what is stored before the payload) with ``mask`` by exclusive or; None: impossible
     ``small``    a capacity that a few hundred records of 4 KiB exceed; 0: a server bounds the store, and counts its
                  records, so that laws of room and of numbers say nothing of it
-    ``settles``  a flush succeeds: what was stored survives a crash of the machine
     """
 
     name: str
@@ -50,7 +49,6 @@ class BackendCase:
     abandon: Callable[[Backend], Backend] | None = None
     damage: Callable[[Backend, Any, int, int], None] | None = None
     small: int = MIB
-    settles: bool = True
 
     def lacks(self, check: Check) -> str:
         """Return why a law does not apply to this case; "" if it does."""
@@ -132,13 +130,12 @@ def check_answers_stand_in_the_order_of_what_was_asked(case: BackendCase) -> Non
         stored(backend, *reversed(records[4:]))
         for found, i in zip(backend.get(asked), order, strict=True):
             same(found, records[i])
-        assert backend.delete([records[1].key, key_of("nobody"), records[2].key]) == (True, False, True)
 
 
 def check_nothing_asked_is_nothing_answered(case: BackendCase) -> None:
     with opened(case) as backend:
         assert (backend.get([]), backend.get([], []), backend.put([])) == ((), (), ())
-        assert (backend.exists([]), backend.delete([])) == ((), ())
+        assert backend.exists([]) == ()
 
 
 def check_an_absent_key_is_a_miss(case: BackendCase) -> None:
@@ -191,7 +188,6 @@ def check_what_was_read_does_not_change_afterwards(case: BackendCase) -> None:
     with opened(case, case.small) as backend:
         stored(backend, record_of(1))
         found = backend.get([key_of(1)])[0]
-        backend.delete([key_of(1)])
         for i in range(2, 402):
             backend.put([record_of(i, 4096)])
         same(found, record_of(1))
@@ -226,18 +222,6 @@ def check_a_read_exists_if_and_only_if_it_hits(case: BackendCase) -> None:
         assert backend.exists(keys) == tuple(isinstance(found, Record) for found in backend.get(keys))
 
 
-def check_what_was_deleted_is_gone_and_can_come_back(case: BackendCase) -> None:
-    with opened(case) as backend:
-        stored(backend, record_of(1), record_of(2))
-        assert backend.delete([key_of(1)]) == (True,)
-        assert backend.exists([key_of(1), key_of(2)]) == (False, True)
-        missed(backend.get([key_of(1)])[0], "absent")
-        assert backend.delete([key_of(1)]) == (False,)
-        counts(case, backend, 1)
-        stored(backend, record_of(1))
-        same(backend.get([key_of(1)])[0], record_of(1))
-
-
 # ---------------------------------------------------------------- fingerprints
 
 
@@ -253,8 +237,6 @@ def check_another_fingerprint_finds_nothing_and_is_told_why(case: BackendCase) -
             assert backend.exists([key_of(1, other)]) == (False,), fact
             told(backend.get([key_of(1, other)])[0], fact)
             told(backend.get([key_of(77, other)])[0], fact)
-            assert backend.delete([key_of(1, other)]) == (False,), fact
-            assert len(backend.status().foreign) == 1 and fact in backend.status().foreign[0]
         same(backend.get([key_of(1)])[0], record_of(1))
 
 
@@ -270,8 +252,6 @@ def check_two_fingerprints_share_a_store_without_meeting(case: BackendCase) -> N
         stored(backend, record_of(1), theirs)
         for found, record in zip(backend.get([key_of(1), key_of(1, other)]), (record_of(1), theirs), strict=True):
             same(found, record)
-        assert backend.delete([key_of(1)]) == (True,)
-        same(backend.get([theirs.key])[0], theirs)
 
 
 # ---------------------------------------------------------------- room
@@ -328,8 +308,7 @@ def check_a_closed_store_answers(case: BackendCase) -> None:
         missed(backend.get([key_of(1)])[0], "closed")
         (answer,) = backend.put([record_of(2)])
         assert isinstance(answer, Refused) and answer.reason == "closed", answer
-        assert backend.exists([key_of(1)]) == backend.delete([key_of(1)]) == (False,)
-        assert backend.flush() is False
+        assert backend.exists([key_of(1)]) == (False,)
         assert backend.status().misses == {"closed": 1}
 
 
@@ -346,8 +325,6 @@ def check_threads_at_once_get_what_they_asked_for(case: BackendCase) -> None:
                     same(found, record_of(seed, 3000 + seed))
                 elif found.reason != "absent":
                     wrong.append(str(found))
-                if i % 9 == mine:
-                    backend.delete([key_of((seed + 1) % 40)])
         except BaseException as error:
             wrong.append(repr(error))
 
@@ -369,7 +346,6 @@ def check_what_was_stored_is_there_after_reopening(case: BackendCase) -> None:
     records = [record_of(i, (1 + 37 * i, 32_767 + i, 70_000)[i % 3]) for i in range(40)]
     backend = case.open(ROOMY)
     stored(backend, *records)
-    assert backend.flush() is case.settles
     backend = case.reopen(backend)
     try:
         counts(case, backend, 40)
@@ -405,18 +381,6 @@ def check_a_reopened_store_says_that_the_fingerprint_is_another(case: BackendCas
         backend.close()
 
 
-def check_what_was_deleted_stays_deleted_after_reopening(case: BackendCase) -> None:
-    assert case.reopen is not None
-    backend = case.open(ROOMY)
-    stored(backend, *(record_of(i) for i in range(6)))
-    backend.delete([key_of(0), key_of(3), key_of(5)])
-    backend = case.reopen(backend)
-    try:
-        assert backend.exists([key_of(i) for i in range(6)]) == (False, True, True, False, True, False)
-    finally:
-        backend.close()
-
-
 def check_damage_is_a_counted_miss(case: BackendCase) -> None:
     assert case.damage is not None
     spots = [(at, mask) for at in (0, 1, 350, 698, 699) for mask in (0x01, 0x80)]
@@ -439,7 +403,6 @@ NEEDS: Mapping[Check, tuple[str, ...]] = {
     check_what_was_stored_is_there_after_reopening: ("reopen",),
     check_what_was_stored_is_there_after_the_process_died: ("reopen",),
     check_a_reopened_store_says_that_the_fingerprint_is_another: ("reopen",),
-    check_what_was_deleted_stays_deleted_after_reopening: ("reopen",),
     check_damage_is_a_counted_miss: ("damage",),
     check_a_store_never_takes_more_than_its_capacity: ("small",),
     check_what_is_larger_than_the_store_is_refused_and_costs_nothing: ("small",),

@@ -5,7 +5,7 @@ memory store.
 
 Read ``backend`` first. Below it, each module imports only those that come later in this list:
 
-``backend``    the store itself: reads, writes, evictions and what a flush promises
+``backend``    the store itself: reads, writes and evictions
 ``directory``  permissions and owners, and the lock of the one writer
 ``disk``       the system calls, in one place
 """

@@ -47,15 +47,15 @@ from prefixloom.storage import (
     yes_or_no,
 )
 
-from ..records import StoreCounts, checked, differences, foreign, header_for
+from ..records import StoreCounts, checked, differences, header_for
 from .directory import Directory, distrust
-from .disk import NO_MORE, NO_ROOM, Disk, OpenFile, remedy
+from .disk import NO_ROOM, Disk, OpenFile, remedy
 
 SPARE = "spare"
 TEXT = "text"
 FOLDER, RECORD = re.compile("[0-9a-f]{32}"), re.compile("[0-9a-f]{32}/[0-9a-f]{64}")
 UNREADABLE = ("corrupt", "format")
-"""The reasons of misses after which the writer removes a file. If it stayed, its record would never be written again."""
+"""The reasons of misses after which the writer removes a file, so that its record can be written again."""
 BLOCK = 4096
 """A file takes a multiple of this on the disk."""
 
@@ -93,12 +93,9 @@ class FileBackend:
         self._rooms: OrderedDict[str, int] = OrderedDict()
         """The room of each record by its name, the least recently used one first."""
         self._used = 0
-        self._unsynced: set[str] = set()
-        self._unsafe = ""
         self._folders: Counter[str] = Counter()
         """The number of records by folder."""
         self._texts: dict[str, Fingerprint] = {}
-        self._last_asked: Fingerprint | None = None
         self._counts = StoreCounts()
         self._closed = False
         try:
@@ -169,17 +166,15 @@ class FileBackend:
         return OpenFile(self._disk.open(name, flags, self._directory.number))
 
     def _keep(self, name: str, room: int) -> None:
-        """Count a record in, as the most recently used one. A later flush brings it to the disk."""
+        """Count a record in, as the most recently used one."""
         self._rooms[name] = room
         self._used += room
         self._folders[name.partition("/")[0]] += 1
-        self._unsynced.add(name)
 
     def _forget(self, name: str) -> None:
         """Count a record out, and remove the folder of the last record of a fingerprint."""
         with self._lock:
             self._used -= self._rooms.pop(name)
-            self._unsynced.discard(name)
             folder = name.partition("/")[0]
             self._folders[folder] -= 1
             last = not self._folders[folder]
@@ -199,7 +194,6 @@ class FileBackend:
         out = tuple(self._get(key, buffer) for key, buffer in zip(keys, buffers, strict=True))
         with self._lock:
             for found in out:
-                self._last_asked = found.key.fingerprint
                 name = name_of(found.key)
                 if isinstance(found, Record) and name in self._rooms:
                     self._rooms.move_to_end(name)
@@ -214,8 +208,7 @@ class FileBackend:
         with self._writing:  # nobody evicts it here, so what is damaged now is damaged on the disk
             found = self._read(key, buffer)
             if isinstance(found, Miss) and found.reason in UNREADABLE and self._directory.is_writer:
-                with contextlib.suppress(OSError):
-                    self._remove(name_of(key))
+                self._remove(name_of(key))
         return found
 
     def _read(self, key: Key, buffer: Any) -> Record | Miss:
@@ -267,9 +260,9 @@ class FileBackend:
     def exists(self, keys: Sequence[Key]) -> tuple[bool, ...]:
         return tuple(not self._closed and self._is_there(name_of(key)) for key in keys)
 
-    def _is_there(self, name: str, is_right: Callable[[int], bool] = stat.S_ISREG) -> bool:
+    def _is_there(self, name: str) -> bool:
         try:
-            return is_right(self._disk.find(name, self._directory.number).st_mode)
+            return stat.S_ISREG(self._disk.find(name, self._directory.number).st_mode)
         except OSError:
             return False
 
@@ -380,61 +373,13 @@ class FileBackend:
             self._forget(name)
             self._counts.evicted += 1
 
-    def _remove(self, name: str) -> bool:
-        """Remove a record, and return whether its file was there."""
-        there = True
-        try:
-            self._disk.remove(name, self._directory.number)
-        except FileNotFoundError:
-            there = False
-        if name in self._rooms:
-            self._forget(name)
-        return there
-
-    def delete(self, keys: Sequence[Key]) -> tuple[bool, ...]:
-        with self._writing:
-            if self._closed or not self._directory.is_writer or self._gone():
-                return (False,) * len(keys)
-            return tuple(self._delete(name_of(key)) for key in keys)
-
-    def _delete(self, name: str) -> bool:
-        try:
-            return self._remove(name)
-        except OSError:
-            return False  # it is there as before
-
-    def flush(self) -> bool:
-        """Bring all records to the disk. What cannot be brought there is removed, so that the next flush is true."""
-        with self._writing:
-            if self._closed or not self._directory.is_writer or self._gone():
-                return False
-            for folder in [each for each in self._folders if not self._is_there(each, stat.S_ISDIR)]:
-                for name in [each for each in self._rooms if each.startswith(folder)]:
-                    self._forget(name)  # another program removed the folder
-            safe = [self._sync(name) for name in list(self._unsynced)]
-            try:
-                for folder in self._folders:
-                    opened = self._open(folder, os.O_RDONLY | os.O_DIRECTORY)
-                    self._disk.sync_directory(opened.number)
-                self._disk.sync_directory(self._directory.number)
-            except OSError as error:
-                if error.errno in NO_MORE:
-                    return False
-                # The kernel tells of a failure once, so no later flush can make this good.
-                self._unsafe = f"the names of records may not be on the disk: {error.strerror}"
-            return all(safe) and not self._unsafe
-
-    def _sync(self, name: str) -> bool:
-        """Bring a record to the disk. If that fails, remove it: the kernel will not tell of the failure again."""
-        try:
-            file = self._open(name, os.O_RDONLY)
-            self._disk.sync(file.number)
-            self._unsynced.discard(name)
-        except OSError as error:
-            if error.errno not in NO_MORE:
-                self._delete(name)
-            return False
-        return True
+    def _remove(self, name: str) -> None:
+        """Remove a record, unless its file cannot be removed."""
+        with contextlib.suppress(OSError):
+            with contextlib.suppress(FileNotFoundError):
+                self._disk.remove(name, self._directory.number)
+            if name in self._rooms:
+                self._forget(name)
 
     # ------------------------------------------------------------ status and end
 
@@ -442,16 +387,13 @@ class FileBackend:
         """Return the counts of this process, and the sizes: the writer knows them, a reader looks at the directory."""
         gone = self._gone()
         with self._lock:
-            folders, used = Counter(self._folders), self._used
+            records, used = len(self._rooms), self._used
         if not self._directory.is_writer and not self._closed:
             with contextlib.suppress(OSError):
                 found = self._scan(refuse=False)
-                folders, used = Counter(name.partition("/")[0] for _, name, _ in found), sum(room for *_, room in found)
-        counts = {bytes.fromhex(folder): count for folder, count in folders.items()}
-        others = foreign(self._last_asked, counts, lambda digest: self._text(digest.hex()))
-        notes = tuple(note for note in (gone, self._unsafe) if note)
+                records, used = len(found), sum(room for *_, room in found)
         with self._lock:
-            return self._counts.status(folders.total(), used, self.capacity, others, notes)
+            return self._counts.status(records, used, self.capacity, (gone,) if gone else ())
 
     def close(self) -> None:
         with self._writing, self._lock:

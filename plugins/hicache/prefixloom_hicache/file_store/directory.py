@@ -5,7 +5,6 @@ The writer's lock is the kernel's, so it ends with its process, however the proc
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import os
@@ -32,17 +31,6 @@ def distrust(path: object, found: os.stat_result) -> str:
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def _make_directory(disk: Disk, path: Path) -> None:
-    """Make a directory and those above it that are missing, so that they survive a crash of the machine."""
-    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.mkdir(mode=0o700, exist_ok=True)
-    for folder in missing:
-        with contextlib.suppress(PermissionError):  # whoever may write into a directory may not always read it
-            above = OpenFile(os.open(folder.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
-            disk.sync_directory(above.number)
-
-
 def _close_to_others(path: Path, directory: OpenFile) -> None:
     """Give an empty directory permissions 0700.
 
@@ -60,7 +48,7 @@ def _close_to_others(path: Path, directory: OpenFile) -> None:
         )
 
 
-def open_directory(disk: Disk, path: Path, create: bool) -> OpenFile:
+def open_directory(path: Path, create: bool) -> OpenFile:
     """Open the directory of a store.
 
     With ``create``, it is made with permissions 0700 if it does not exist. A directory that another user owns, or that
@@ -68,7 +56,8 @@ def open_directory(disk: Disk, path: Path, create: bool) -> OpenFile:
     """
     try:
         if create:
-            _make_directory(disk, path)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.mkdir(mode=0o700, exist_ok=True)
         directory = OpenFile(os.open(path, _DIRECTORY))
         found = os.fstat(directory.number)
         if found.st_uid != os.geteuid():
@@ -115,7 +104,7 @@ class Directory:
 
     def __init__(self, path: str | Path, read_only: bool, disk: Disk) -> None:
         self.path, self._disk = Path(path), disk
-        self._file = open_directory(disk, self.path, create=not read_only)
+        self._file = open_directory(self.path, create=not read_only)
         self._place = os.path.abspath(path)  # the process may change its working directory
         self._found = os.fstat(self.number)
         self._lock = None if read_only else lock_directory(disk, self._file, self.path)

@@ -60,12 +60,6 @@ class Disk:
     def cut(self, file: int, size: int) -> None:
         os.ftruncate(file, size)
 
-    def sync(self, file: int) -> None:
-        os.fdatasync(file)
-
-    def sync_directory(self, directory: int) -> None:
-        os.fsync(directory)
-
     def rename(self, name: str, new: str, directory: int) -> None:
         os.rename(name, new, src_dir_fd=directory, dst_dir_fd=directory)
 

@@ -126,12 +126,10 @@ class MooncakeValues:
             raise MooncakeFailed(f"error {failed[0]}")
         return [each == 1 for each in answers]
 
-    def remove(self, names: Sequence[str]) -> list[bool]:
-        answers = self.client.batch_remove([*names], force=True)
-        failed = [each for each in answers if each not in (0, NOT_FOUND)]
+    def remove(self, names: Sequence[str]) -> None:
+        failed = [each for each in self.client.batch_remove([*names], force=True) if each not in (0, NOT_FOUND)]
         if failed:
             raise MooncakeFailed(f"error {failed[0]}")
-        return [each == 0 for each in answers]
 
     def note(self, name: str, text: str) -> None:
         """Add a note to those of all clients, which are one value. They may write it at once, so look whether it stays.
@@ -155,9 +153,6 @@ class MooncakeValues:
         except (ValueError, RecursionError):
             return {}
         return {str(name): str(text) for name, text in found.items()} if isinstance(found, dict) else {}
-
-    def flush(self) -> bool:
-        return False  # memory
 
     def room(self) -> tuple[int, int | None]:
         return 0, None

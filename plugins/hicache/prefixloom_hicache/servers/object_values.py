@@ -7,6 +7,7 @@ bucket's own lifecycle rules say what goes, and when. A batch is as many request
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -94,11 +95,9 @@ class ObjectValues:
             return False
         return True
 
-    def remove(self, names: Sequence[str]) -> list[bool]:
-        there = self.present(names)
-        if any(there):
-            self.client.delete(self.bucket, [name for name, is_there in zip(names, there, strict=True) if is_there])
-        return there
+    def remove(self, names: Sequence[str]) -> None:
+        with contextlib.suppress(FileNotFoundError):  # somebody else has removed it
+            self.client.delete(self.bucket, [*names])
 
     def note(self, name: str, text: str) -> None:
         self.client.put(self.bucket, f"{self._notes}/{name}", text.encode(), use_multipart=False)
@@ -111,9 +110,6 @@ class ObjectValues:
             for name, content in found
             if isinstance(content, memoryview)
         }
-
-    def flush(self) -> bool:
-        return True  # an object that was written is on the store's disks
 
     def room(self) -> tuple[int, int | None]:
         return 0, None

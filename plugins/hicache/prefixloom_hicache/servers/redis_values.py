@@ -77,8 +77,8 @@ class RedisValues:
         """Whether they are there. With a time to live, it begins anew: who looks for a record is about to use it."""
         return self._each("EXISTS", names) if self._ttl is None else self._each("PEXPIRE", names, self._ttl)
 
-    def remove(self, names: Sequence[str]) -> list[bool]:
-        return self._each("UNLINK", names)
+    def remove(self, names: Sequence[str]) -> None:
+        self.client.unlink(*names)
 
     def _each(self, command: str, names: Sequence[str], *arguments: int) -> list[bool]:
         pipeline = self.client.pipeline(transaction=False)
@@ -99,16 +99,6 @@ class RedisValues:
     def notes(self) -> dict[str, str]:
         found = self.client.hgetall(self._notes)
         return {name.decode("ascii", "replace"): text.decode("utf-8", "replace") for name, text in found.items()}
-
-    def flush(self) -> bool:
-        """Whether the server has an append-only file, and all of it is on its disk (``WAITAOF``, Redis 7.2)."""
-        import redis
-
-        try:
-            local, _ = self.client.execute_command("WAITAOF", 1, 0, 1000)
-        except redis.ResponseError:  # an older server, or one without an append-only file
-            return False
-        return int(local) >= 1
 
     def room(self) -> tuple[int, int | None]:
         found = self.client.info("memory")

@@ -76,7 +76,6 @@ class ServerStore:
         self._noted: dict[bytes, float] = {}
         self._notes: dict[bytes, Fingerprint | None] = {}
         self._notes_until = 0.0
-        self._last_asked: Fingerprint | None = None
         self._error = ""
         self._calls = 0
         self._closed = False
@@ -92,12 +91,10 @@ class ServerStore:
             # what was removed while it was read may have had another value's bytes, so only the second time counts
             if damaged := [at for at in lot if is_damaged(answers[at])]:
                 answers |= self._read(damaged, keys, targets)
-            if names := {self._name(keys[at]) for at in damaged if is_damaged(answers[at])}:
+            if names := {self.name_of(keys[at]) for at in damaged if is_damaged(answers[at])}:
                 self._ask(self.values.remove, [*names])
         told = self._told([answers[at] for at in range(len(keys))])
         with self._lock:
-            if keys:
-                self._last_asked = keys[-1].fingerprint
             return self._counts.read(told)
 
     def _read(
@@ -106,13 +103,13 @@ class ServerStore:
         """Read the records of ``lot`` in one call."""
         names: dict[str, int] = {}  # each once, with the largest of its buffers
         for at in lot:
-            name, target = self._name(keys[at]), targets[at]
+            name, target = self.name_of(keys[at]), targets[at]
             names[name] = max(HEADER_BYTES + (MAX_PAYLOAD if target is None else len(target)), names.get(name, 0))
         found = self._ask(self.values.read, [*names], [*names.values()])
         if isinstance(found, Exception):
             return {at: self._failed(keys[at], found) for at in lot}
         by_name = dict(zip(names, found, strict=True))
-        return {at: self._record(keys[at], by_name[self._name(keys[at])], targets[at]) for at in lot}
+        return {at: self._record(keys[at], by_name[self.name_of(keys[at])], targets[at]) for at in lot}
 
     def _record(self, key: Key, value: memoryview | Exception | None, target: memoryview | None) -> Record | Miss:
         """What a value is, beside what it should be."""
@@ -144,7 +141,7 @@ class ServerStore:
     def put(self, records: Sequence[Record]) -> tuple[Stored | Refused, ...]:
         first: dict[str, int] = {}
         for at, record in enumerate(records):
-            first.setdefault(self._name(record.key), at)
+            first.setdefault(self.name_of(record.key), at)
         answers: dict[str, Stored | Refused] = {}
         wanted = []
         for name, at in first.items():
@@ -159,7 +156,7 @@ class ServerStore:
         with self._lock:
             return tuple(
                 self._counted(answers[name], first[name] == at, record.key)
-                for at, (name, record) in enumerate((self._name(record.key), record) for record in records)
+                for at, (name, record) in enumerate((self.name_of(record.key), record) for record in records)
             )
 
     def _put(self, records: Sequence[tuple[str, Record]], answers: dict[str, Stored | Refused]) -> None:
@@ -200,37 +197,23 @@ class ServerStore:
 
     # ------------------------------------------------------------ the rest of the contract
     def exists(self, keys: Sequence[Key]) -> tuple[bool, ...]:
-        return self._of_names(keys, self.values.present)
-
-    def delete(self, keys: Sequence[Key]) -> tuple[bool, ...]:
-        return self._of_names(keys, self.values.remove)
-
-    def _of_names(self, keys: Sequence[Key], call: Callable[[Sequence[str]], Sequence[bool]]) -> tuple[bool, ...]:
         found: list[bool] = [False] * len(keys)
         for lot in batches([0] * len(keys), BATCH_VALUES):
-            names = dict.fromkeys(self._name(keys[at]) for at in lot)
-            answers = self._ask(call, [*names])
+            names = dict.fromkeys(self.name_of(keys[at]) for at in lot)
+            answers = self._ask(self.values.present, [*names])
             if not isinstance(answers, Exception):
                 by_name = dict(zip(names, answers, strict=True))
                 for at in lot:
-                    found[at] = by_name[self._name(keys[at])]
+                    found[at] = by_name[self.name_of(keys[at])]
         return tuple(found)
-
-    def flush(self) -> bool:
-        answer = self._ask(self.values.flush)
-        return answer if isinstance(answer, bool) else False
 
     def status(self) -> Status:
         """The counts of this process, and the room of the whole server. How many records there are is not known."""
         room = self._ask(self.values.room)
         used, capacity = (0, None) if isinstance(room, Exception) else room
-        asked = self._last_asked
-        if asked is not None:
-            self._read_notes()
-        foreign = () if asked is None else self._differences(asked)
         with self._lock:
             notes = (self._error,) if self._error else ()
-            return self._counts.status(None, used, capacity, foreign, notes)
+            return self._counts.status(None, used, capacity, notes)
 
     def close(self) -> None:
         """Take no more calls. The client is closed when the last call that runs has returned."""
@@ -241,7 +224,8 @@ class ServerStore:
             self.values.close()
 
     # ------------------------------------------------------------ the server
-    def _name(self, key: Key) -> str:
+    def name_of(self, key: Key) -> str:
+        """Return the name of a record's value."""
         return f"{self._prefix}/{key.fingerprint.digest.hex()}/{key.content.hex()}"
 
     def _ask(self, call: Callable[P, T], *given: P.args, **named: P.kwargs) -> T | Exception:

@@ -45,17 +45,14 @@ class Values(Protocol):
     def present(self, names: Sequence[str]) -> Sequence[bool]:
         """Return whether there is a value of each name."""
 
-    def remove(self, names: Sequence[str]) -> Sequence[bool]:
-        """Remove values. Return whether there was one of each name."""
+    def remove(self, names: Sequence[str]) -> None:
+        """Remove values. Some of the names may have none."""
 
     def note(self, name: str, text: str) -> None:
         """Keep a short text under a name, beside the values. There are few of them. ``Full``: there is no room."""
 
     def notes(self) -> Mapping[str, str]:
         """Return the texts that were noted, by any client."""
-
-    def flush(self) -> bool:
-        """Wait until what was written survives a crash of the server's machine. False: nobody promises that."""
 
     def room(self) -> tuple[int, int | None]:
         """Return the bytes that the server uses, and those that it has; None: as many as are written, or not known."""
