@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from prefixloom import AdmissionPolicy, CompositionError, EvictionPolicy, Profile
+from prefixloom import AdmissionPolicy, ComponentSpec, CompositionError, EvictionPolicy, Profile
 from prefixloom.compose.registry import Offer, Registry, default_registry
 from prefixloom.testing import ComponentCase
 
@@ -208,7 +208,7 @@ BAD = {
     "undecorated": (
         RING.replace("@hookimpl", ""),
         "",
-        "promises prefixloom_component.*Decorate its prefixloom_component with @hookimpl",
+        r"'ring_bad_undecorated'.: decorate its prefixloom_component with @hookimpl",
     ),
     "wrong_type": (RING.replace("return ", "return Ring or "), "", "must return one ComponentType"),
     "answers_none": (RING.replace("return ", "return None and "), "", "answered None"),
@@ -380,21 +380,19 @@ def prefixloom_profile(model_config):
         return Profile([ComponentSpec("ring")])
 """
     distribution("prefixloom-mine", {"profile:mine": "mine_mod"}, {"mine_mod": source})
-    (plugin,) = Registry().profile_plugins()
-    mine = plugin.read({"model_type": "mine"})
-    assert isinstance(mine, Profile)
-    assert mine.components[0].kind == "ring"
-    assert plugin.read({"model_type": "other"}) is None
+    registry = Registry()
+    assert registry.profile_of({"model_type": "mine"}) == ("mine", Profile([ComponentSpec("ring")]))
+    assert registry.profile_of({"model_type": "other"}) is None
     with pytest.raises(CompositionError, match=r"prefixloom-mine 1.0.*raised KeyError"):
-        plugin.read({"model_type": "crash"})
+        registry.profile_of({"model_type": "crash"})
     with pytest.raises(CompositionError, match=r"prefixloom-mine 1.0.*must return a Profile"):
-        plugin.read({"model_type": "odd"})
+        registry.profile_of({"model_type": "odd"})
 
 
 def test_a_profile_plugin_that_fails_to_import_is_an_error_and_never_a_skip(distribution: Distribution) -> None:
     distribution("prefixloom-mine", {"profile:mine": "mine_bad"}, {"mine_bad": "import no_such_dependency"})
     with pytest.raises(CompositionError, match=r"prefixloom-mine.*failed to import"):
-        Registry().profile_plugins()
+        Registry().profile_of({})
 
 
 def test_the_entry_points_of_this_repository_all_work(distribution: Distribution) -> None:

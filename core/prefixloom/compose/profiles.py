@@ -37,10 +37,9 @@ def resolve_profile(model: object, registry: Registry, serve: Serve | None = Non
     if isinstance(model, Profile):
         return _without_choice(model, serve, "the Profile")
     config = load_config(model)
-    for plugin in registry.profile_plugins():
-        profile = plugin.read(config)
-        if profile is not None:
-            return _without_choice(profile, serve, f"profile plugin {plugin.name!r}, which knows this config,")
+    found = registry.profile_of(config)
+    if found is not None:
+        return _without_choice(found[1], serve, f"profile plugin {found[0]!r}, which knows this config,")
     return profile_from_facts(read_facts(config), registry, serve)
 
 
