@@ -6,9 +6,8 @@ from .cache.cache import Cache
 from .cache.match_plan import MatchPlan
 from .cache.sequence import Sequence
 from .compose.entry import compose
-from .compose.needs import SequenceNeeds
 from .compose.registry import make_component, open_store
-from .compose.sizing import Traffic
+from .compose.sizing import SequenceNeeds, Traffic
 from .contract.admission import AdmissionPolicy, StateView
 from .contract.hookspecs import hookimpl
 from .contract.identity import Identity

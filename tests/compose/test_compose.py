@@ -55,9 +55,7 @@ def test_a_single_path_component_becomes_a_composition_with_the_defaults(monkeyp
     whole = paths()
     composition = composed(whole, capacity=1000)
     assert (composition.page, composition.lookahead, composition.max_rewind) == (16, 0, 0)
-    assert (composition.device, composition.policy.name, composition.debug, composition.tracing) == (
-        "cpu", "lru", False, False,
-    )  # fmt: skip
+    assert (composition.device, composition.policy.name, composition.debug) == ("cpu", "lru", False)
     (part,) = composition.parts
     assert attrs.asdict(part, recurse=False, filter=lambda field, _: field.name not in ("hooks", "origin")) == {
         "name": "whole", "component": whole, "manifest": whole.manifest, "reach": Path(), "unit": "page",
@@ -111,24 +109,18 @@ def test_debug_comes_from_the_environment_unless_it_is_said(
     assert composed(paths(), debug=not expected).debug is not expected
 
 
-def test_hooks_are_bound_per_part_and_traced_on_request() -> None:
+def test_hooks_are_bound_per_part() -> None:
     class Hooked(Component):
         @hookimpl
         def commit_insert(self) -> str:
             return self.name
 
-    for tracing, expected in ((False, []), (True, ["commit_insert"])):
-        one, two = (Hooked(name, Manifest(ONE_BYTE), Path()) for name in ("one", "two"))
-        composition = composed(one, paths(), two, tracing=tracing)
-        seen: list[str] = []
-        composition.manager.add_hookcall_monitoring(
-            lambda name, impls, kwargs, seen=seen: seen.append(name), lambda outcome, name, impls, kwargs: None
-        )
-        hook = composition.parts[2].hooks.commit_insert
-        assert hook is not None
-        assert hook("walk") == "two"  # type: ignore[arg-type, comparison-overlap]
-        assert composition.parts[1].hooks.overridden == ()
-        assert seen == expected
+    one, two = (Hooked(name, Manifest(ONE_BYTE), Path()) for name in ("one", "two"))
+    composition = composed(one, paths(), two)
+    hook = composition.parts[2].hooks.commit_insert
+    assert hook is not None
+    assert hook("walk") == "two"  # type: ignore[arg-type, comparison-overlap]
+    assert composition.parts[1].hooks.overridden == ()
 
 
 def test_compose_makes_a_cache_of_what_negotiate_answers() -> None:

@@ -11,8 +11,8 @@ from typing import Any
 import attrs
 import pytest
 
-from prefixloom import Buffer, Claim, Component, CompositionError, Manifest, Path, ProtocolError, hookimpl
-from prefixloom.compose.binding import bind, make_manager
+from prefixloom import Buffer, Claim, Component, CompositionError, Manifest, Path, hookimpl
+from prefixloom.compose.binding import bind
 from prefixloom.contract.composition import Hooks
 from prefixloom.contract.hookspecs import HOT_HOOKS, ComponentSpecs
 from prefixloom.contract.values import AnchorView, NodeView, WalkView
@@ -27,8 +27,8 @@ class Plain(Component):
         super().__init__(name, Manifest([Buffer("k", (1,))]), Path())
 
 
-def bound(instance: object, *, tracing: bool = False) -> Hooks:
-    return bind(make_manager({"it": instance}, {"it": "distribution test 1"}), "it", tracing=tracing)
+def bound(instance: object) -> Hooks:
+    return bind(instance, "component 'it' (distribution test 1)")
 
 
 def test_the_table_has_exactly_the_hot_hooks_in_their_order() -> None:
@@ -40,10 +40,9 @@ def test_the_table_is_frozen() -> None:
         bound(Plain()).commit_insert = None  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("tracing", [False, True])
-def test_a_hook_that_is_not_overridden_is_none(tracing: bool) -> None:
-    assert bound(Plain(), tracing=tracing) == Hooks()
-    assert bound(Plain(), tracing=tracing).overridden == ()
+def test_a_hook_that_is_not_overridden_is_none() -> None:
+    assert bound(Plain()) == Hooks()
+    assert bound(Plain()).overridden == ()
 
 
 class Overriding(Plain):
@@ -72,9 +71,8 @@ class Overriding(Plain):
         raise LookupError(f"{op} on {stream}")
 
 
-@pytest.mark.parametrize("tracing", [False, True])
-def test_bound_hooks_take_all_arguments_and_pass_on_those_that_are_taken(tracing: bool) -> None:
-    hooks = bound(Overriding("mine"), tracing=tracing)
+def test_bound_hooks_take_all_arguments_and_pass_on_those_that_are_taken() -> None:
+    hooks = bound(Overriding("mine"))
     assert hooks.finalize_match_result is not None
     assert hooks.acquire_component_lock is not None
     assert hooks.evict_component is not None
@@ -94,14 +92,13 @@ def test_bound_hooks_take_all_arguments_and_pass_on_those_that_are_taken(tracing
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("tracing", [False, True])
-def test_a_hook_that_answers_none_gives_none(tracing: bool) -> None:
+def test_a_hook_that_answers_none_gives_none() -> None:
     class Silent(Plain):
         @hookimpl
         def commit_insert(self, walk: WalkView) -> None:
             return None
 
-    hook = bound(Silent(), tracing=tracing).commit_insert
+    hook = bound(Silent()).commit_insert
     assert hook is not None
     assert hook(WALK) is None
 
@@ -111,27 +108,12 @@ def test_a_hook_with_the_full_signature_is_bound_without_an_adapter() -> None:
     assert bound(instance).finalize_match_result == instance.finalize_match_result
 
 
-def test_bound_hooks_do_not_go_through_the_manager_and_traced_ones_do() -> None:
-    for tracing, expected in ((False, []), (True, ["finalize_match_result"])):
-        manager = make_manager({"it": Overriding()})
-        seen: list[str] = []
-        manager.add_hookcall_monitoring(
-            lambda name, impls, kwargs, seen=seen: seen.append(name), lambda outcome, name, impls, kwargs: None
-        )
-        hook = bind(manager, "it", tracing=tracing).finalize_match_result
-        assert hook is not None
-        hook(WALK)
-        assert seen == expected
-
-
-@pytest.mark.parametrize("tracing", [False, True])
-def test_each_instance_of_one_class_has_its_own_hooks(tracing: bool) -> None:
-    manager = make_manager({"a": Overriding("a"), "b": Overriding("b"), "c": Plain("c")})
-    for name in ("a", "b"):
-        hook = bind(manager, name, tracing=tracing).acquire_component_lock
+def test_each_instance_of_one_class_has_its_own_hooks() -> None:
+    hooks = {name: bound(Overriding(name)).acquire_component_lock for name in ("a", "b")}
+    for name, hook in hooks.items():
         assert hook is not None
         assert hook(ANCHOR, "device") == name
-    assert bind(manager, "c", tracing=tracing).acquire_component_lock is None
+    assert bound(Plain("c")).acquire_component_lock is None
 
 
 def test_static_hooks_and_wrapped_hooks_are_bound_by_their_names() -> None:
@@ -300,7 +282,7 @@ def test_hook_wrappers_are_refused() -> None:
             yield
 
     for instance in (New(), Old()):
-        refused(instance, "commit_insert is a hook wrapper.*tracing=True")
+        refused(instance, "commit_insert is a hook wrapper.*Write a plain @hookimpl")
 
 
 def test_a_mark_of_order_is_refused() -> None:
@@ -309,38 +291,12 @@ def test_a_mark_of_order_is_refused() -> None:
         refused(marked(), f"commit_insert is marked {mark}, which has no effect.*order of the composition")
 
 
-@pytest.mark.parametrize("tracing", [False, True])
-def test_components_cannot_be_added_or_removed_once_hooks_are_bound(tracing: bool) -> None:
-    instance = Overriding()
-    manager = make_manager({"it": instance})
-    hooks = bind(manager, "it", tracing=tracing)
-    for change in (
-        lambda: manager.unregister(instance),
-        lambda: manager.unregister(name="it"),
-        lambda: manager.set_blocked("it"),
-        lambda: manager.register(Overriding("other")),
-    ):
-        with pytest.raises(ProtocolError, match=r"bound when it is made.*Compose another cache"):
-            change()
-    assert hooks.acquire_component_lock is not None
-    assert hooks.acquire_component_lock(ANCHOR, "device") == "plain"  # type: ignore[comparison-overlap]
-
-
 def test_one_hook_implemented_twice_is_refused() -> None:
     class Twice(Overriding):
         @hookimpl
         def run_forward_op(self, op: Any) -> None: ...
 
     refused(Twice(), "implements run_forward_op twice, as flush and run_forward_op")
-
-
-def test_the_error_of_one_component_does_not_blame_another() -> None:
-    class Typo(Plain):
-        @hookimpl
-        def finalise_match_result(self, walk: WalkView) -> None: ...
-
-    with pytest.raises(CompositionError, match="component 'second'"):
-        make_manager({"first": Overriding(), "second": Typo(), "third": Plain()})
 
 
 def test_every_hot_hook_can_be_overridden_with_its_exact_signature() -> None:
@@ -352,10 +308,9 @@ def test_every_hot_hook_can_be_overridden_with_its_exact_signature() -> None:
         return marked
 
     everything = type("Everything", (Plain,), {name: implementation(name) for name in HOT_HOOKS})()
-    for tracing in (False, True):
-        hooks = bound(everything, tracing=tracing)
-        assert hooks.overridden == HOT_HOOKS
-        for name in HOT_HOOKS:
-            count = len(inspect.signature(getattr(ComponentSpecs, name)).parameters) - 1
-            arguments = tuple(object() for _ in range(count))
-            assert getattr(hooks, name)(*arguments) == arguments
+    hooks = bound(everything)
+    assert hooks.overridden == HOT_HOOKS
+    for name in HOT_HOOKS:
+        count = len(inspect.signature(getattr(ComponentSpecs, name)).parameters) - 1
+        arguments = tuple(object() for _ in range(count))
+        assert getattr(hooks, name)(*arguments) == arguments

@@ -33,18 +33,20 @@ def test_a_capacity_by_name_must_name_every_component_and_no_other() -> None:
 
 @pytest.mark.parametrize("capacity", [0, -5, {"whole": 0}, {"whole": -1}])
 def test_a_capacity_of_nothing_is_refused(capacity: Any) -> None:
-    refused(r"capacity.* must be at least 1 of tokens, got", paths(), capacity=capacity)
+    refused(r"capacity.* must be a whole number of at least 1 tokens, got", paths(), capacity=capacity)
 
 
 @pytest.mark.parametrize("capacity", [1.5, True, "64", {"whole": "64"}])
 def test_a_capacity_that_is_no_number_is_refused(capacity: Any) -> None:
-    refused("capacity.* must be a whole number of tokens, got", paths(), capacity=capacity)
+    refused("capacity.* must be a whole number of at least 1 tokens, got", paths(), capacity=capacity)
 
 
 def test_a_capacity_below_one_page_of_the_tree_is_refused_with_the_number_needed() -> None:
     refused("capacity=47 tokens is less than one page of the tree, 48 tokens", paths(), state(grid=48), capacity=47)
     refused(r"capacity\['whole'\]=8 tokens is less.*give at least 16", paths(), capacity={"whole": 8})
-    refused(r"capacity\['state'\] must be at least 1 of state slots, got 0", state(), capacity={"state": 0})
+    refused(
+        r"capacity\['state'\] must be a whole number of at least 1 state slots, got 0", state(), capacity={"state": 0}
+    )
     assert composed(paths(), state(grid=48), capacity=48).parts[0].capacity == 3
 
 

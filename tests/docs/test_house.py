@@ -112,14 +112,14 @@ MOST_FILES = 14
 BUDGET: dict[str, int] = {
     "core/prefixloom/keys": 630,
     "core/prefixloom/storage": 715,
-    "core/prefixloom/contract": 2_220,
+    "core/prefixloom/contract": 2_230,
     "core/prefixloom/device": 2_970,
     "core/prefixloom/tree": 2_880,
     "core/prefixloom/operations": 3_820,
     "core/prefixloom/cache": 1_050,
     "core/prefixloom/tiers": 2_810,
     "core/prefixloom/insight": 1_370,
-    "core/prefixloom/compose": 2_940,
+    "core/prefixloom/compose": 2_610,
     "core/prefixloom/cli": 400,
     "plugins/full": 170,
     "plugins/swa": 170,
@@ -128,7 +128,7 @@ BUDGET: dict[str, int] = {
     "plugins/policies": 880,
 }
 """The most lines of a room of the library (0090). A change that needs more says so here, and why in its message."""
-MOST_ANY = 607
+MOST_ANY = 588
 """Uses of ``Any`` in the library: a type that nobody has found yet."""
 FACES = {"__init__", "__main__", "conformance", "suites", "pytest_plugin", "pytest_suite", "adapter"}
 """Files beside the rooms, which hand names on: they stand above all rooms of their package."""

@@ -58,7 +58,7 @@ BY_HAND = (
     Fragment("a shorter record keeps the end of the one before it", FILES, "FileBackend._write", "self._disk.cut(file.number, end)", ""),
     Fragment("a full disk empties the store", FILES, "FileBackend._write_record", "room > self._used", "False"),
     # the budget of a step, and of the pools
-    Fragment("what may be taken back needs no pages", f"{CORE}/compose/needs.py", "SequenceNeeds.of", "max(chunk, 1 + rewind) + rewind", "max(chunk, 1 + rewind)"),
+    Fragment("what may be taken back needs no pages", f"{CORE}/compose/sizing.py", "SequenceNeeds.of", "max(chunk, 1 + rewind) + rewind", "max(chunk, 1 + rewind)"),
     Fragment("rows that decode cost a step nothing", SCHEDULER, "Scheduler._plan_together", "self.chunk - len(planned)", "self.chunk"),
     Fragment("admission costs a step nothing", SCHEDULER, "Scheduler._admit", "budget -= taken", ""),
     # guesses over a boundary

@@ -180,61 +180,6 @@ def test_a_whole_request_never_touches_pluggy(
             assert set(component.hooks.overridden) - UNCALLED - {"redistribute_on_node_split"} <= called
 
 
-@pytest.mark.parametrize("make", [three, hybrid])
-def test_the_trap_sees_a_cache_that_goes_through_pluggy(
-    monkeypatch: pytest.MonkeyPatch, make: Callable[..., Cache]
-) -> None:
-    cache = make(OverridesMostHooks, tracing=True)
-    set_trap(monkeypatch)
-    with pytest.raises(TrapTouched):
-        traffic(cache)
-
-
-@pytest.mark.parametrize("name", HOT_HOOKS)
-def test_each_hook_goes_through_pluggy_with_tracing_and_not_without(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    tables = {
-        tracing: three(OverridesEveryHook, tracing=tracing).composition.parts[0].hooks for tracing in (False, True)
-    }
-    arguments = {
-        "run_forward_op": 2, "acquire_component_lock": 2, "evict_component": 2, "redistribute_on_node_split": 2,
-        "build_hicache_transfers": 2, "commit_hicache_transfer": 3,
-    }.get(name, 1)  # fmt: skip
-    set_trap(monkeypatch)
-    getattr(tables[False], name)(*range(arguments))
-    with pytest.raises(TrapTouched):
-        getattr(tables[True], name)(*range(arguments))
-
-
-@pytest.mark.parametrize(("make", "kind"), [(three, OverridesEveryHook), (hybrid, OverridesMostHooks)])
-def test_with_tracing_monitoring_sees_each_call(make: Callable[..., Cache], kind: type[OverridesMostHooks]) -> None:
-    cache = make(kind, tracing=True)
-    components = [each.component for each in cache.composition.parts]
-    for component in components:
-        component.calls.clear()
-    seen: Counter[tuple[str, str]] = Counter()
-
-    def before(name: str, implementations: Any, arguments: Any) -> None:
-        (one,) = implementations
-        seen[one.plugin.name, name] += 1
-
-    undo = cache.composition.manager.add_hookcall_monitoring(before, lambda *_: None)
-    traffic(cache)
-    undo()
-    for component in components:
-        counted = {name: count for name, count in component.calls.items() if name in HOT_HOOKS}
-        assert counted == {name: count for (owner, name), count in seen.items() if owner == component.name}
-        assert len(counted) >= 6
-
-
-def test_traced_and_bound_hooks_decide_the_same() -> None:
-    seen = []
-    for tracing in (False, True):
-        cache = three(OverridesEveryHook, tracing=tracing)
-        traffic(cache)
-        seen.append((cache.stats(), edges(cache), [each.component.calls for each in cache.composition.parts]))
-    assert seen[0] == seen[1]
-
-
 # ---------------------------------------------------------------- what is not overridden
 
 

@@ -1,9 +1,8 @@
-"""Binding: the hot hooks of one composed cache, resolved once into a table of plain callables.
+"""Binding: the hot hooks of one component, resolved once into a table of plain callables.
 
-Every component instance is registered in one pluggy manager per cache and checked against the specifications. After
-that the manager is not used for calls: a call of a bound hook is a plain call with positional arguments in the order of
-its specification. A hook that a component does not override is None. This module knows names and signatures, and not
-what an answer means.
+A call of a bound hook is a plain call with positional arguments in the order of its specification. A hook that a
+component does not override is None. Everything that would never be called, or never be filled, is refused by name. This
+module knows names and signatures, and not what an answer means.
 """
 
 from __future__ import annotations
@@ -11,76 +10,61 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
-from functools import partial
 from operator import itemgetter
-from typing import Any, NoReturn
+from typing import Any
 
 import attrs
 import pluggy
 
 from ..contract.composition import Hooks
 from ..contract.hookspecs import COLD_HOOKS, HOT_HOOKS, PROJECT, ComponentSpecs
-from ..errors import CompositionError, ProtocolError
+from ..errors import CompositionError
+
+ARGUMENTS = {name: tuple(inspect.signature(getattr(ComponentSpecs, name)).parameters)[1:] for name in HOT_HOOKS}
+"""The arguments of every hot hook, in the order of its specification."""
+
+MARKS = pluggy.PluginManager(PROJECT)
+"""Reads the marks of ``@hookimpl``. Nothing is registered in it."""
 
 
-def make_manager(instances: Mapping[str, object], origins: Mapping[str, str] | None = None) -> pluggy.PluginManager:
-    """Register the component instances of one cache in a new manager, by name, and check every hook.
-
-    ``origins`` says where a component comes from, for errors. Monitoring attaches to the manager.
-    """
-    manager = pluggy.PluginManager(PROJECT)
-    manager.add_hookspecs(ComponentSpecs)
-    labels = {name: _label(name, (origins or {}).get(name, "")) for name in instances}
-    for name, instance in instances.items():
-        check_identity(instance, labels[name])
-        _check_marks(manager, instance, labels[name])
-        try:
-            manager.register(instance, name=name)
-        except (pluggy.PluginValidationError, ValueError) as error:
-            raise CompositionError(
-                f"{labels[name]} has a hook that does not fit its specification: {_one_line(error)}. Take the "
-                f"arguments by the names in prefixloom.contract.hookspecs.ComponentSpecs, or fewer of them"
-            ) from error
-        _check_pending(manager, labels[name])
-    for verb in ("register", "unregister", "set_blocked"):
-        setattr(manager, verb, partial(_refuse_change, verb))
-    return manager
-
-
-def _refuse_change(verb: str, *_: object, **__: object) -> NoReturn:
-    """Refuse what would change the components of a manager, because their hooks are bound once."""
-    raise ProtocolError(
-        f"{verb}: the hooks of a cache are bound when it is made, so its components cannot change. Compose another "
-        f"cache; to watch calls, compose with tracing=True and take add_hookcall_monitoring"
-    )
-
-
-def bind(manager: pluggy.PluginManager, name: str, *, tracing: bool = False) -> Hooks:
-    """Resolve the hooks of the instance that is registered as ``name``.
-
-    With ``tracing`` every call goes through the manager, where ``add_hookcall_monitoring`` sees it.
-    """
-    instance = manager.get_plugin(name)
-    bound: dict[str, Any] = {}
-    for hook_name in HOT_HOOKS:
-        caller: pluggy.HookCaller = getattr(manager.hook, hook_name)
-        mine = [impl for impl in caller.get_hookimpls() if impl.plugin is instance]
-        if not mine or caller.spec is None:
+def bind(component: object, label: str) -> Hooks:
+    """Return the hooks that a component overrides. ``label``: how errors call it."""
+    check_identity(component, label)
+    bound: dict[str, Callable[..., Any]] = {}
+    attributes: dict[str, str] = {}
+    for attribute in dir(component):
+        marks = MARKS.parse_hookimpl_opts(component, attribute)
+        if marks is None:
+            if attribute in HOT_HOOKS and getattr(component, attribute, None) is not None:
+                raise CompositionError(
+                    f"{label} defines {attribute} without @hookimpl, so it would never be called. Decorate it with "
+                    f"@prefixloom.hookimpl, or give it another name"
+                )
             continue
-        spec_args = tuple(caller.spec.argnames)
-        if tracing:
-            others = [plugin for plugin in manager.get_plugins() if plugin is not instance]
-            bound[hook_name] = _traced(manager.subset_hook_caller(hook_name, others), spec_args)
-        else:
-            bound[hook_name] = _direct(mine[0].function, tuple(mine[0].argnames), spec_args)
+        name = marks.get("specname") or attribute
+        if name not in HOT_HOOKS:
+            raise CompositionError(
+                f"{label} implements {name}, which is no hook of a component. {_remedy_of_unknown(name)}"
+            )
+        if marks.get("wrapper") or marks.get("hookwrapper"):
+            raise CompositionError(
+                f"{label}: {attribute} is a hook wrapper, and a component's hooks are bound to plain calls. Write a "
+                f"plain @hookimpl"
+            )
+        refuse_order(marks, attribute, label)
+        if name in attributes:
+            raise CompositionError(f"{label} implements {name} twice, as {attributes[name]} and {attribute}. Keep one")
+        attributes[name] = attribute
+        function = getattr(component, attribute)
+        bound[name] = _in_order(function, _parameters(function, name, label), ARGUMENTS[name])
     return Hooks(**bound)
 
 
-def _direct(function: Callable[..., Any], takes: tuple[str, ...], spec_args: tuple[str, ...]) -> Callable[..., Any]:
+def _in_order(function: Callable[..., Any], takes: tuple[str, ...], given: tuple[str, ...]) -> Callable[..., Any]:
     """Return the implementation itself, or an adapter if it takes fewer arguments or another order."""
-    if takes == spec_args:
+    if takes == given:
         return function
-    picks = [spec_args.index(arg) for arg in takes]
+    picks = [given.index(name) for name in takes]
     if not picks:
         return lambda *_: function()
     if len(picks) == 1:
@@ -90,25 +74,29 @@ def _direct(function: Callable[..., Any], takes: tuple[str, ...], spec_args: tup
     return lambda *args: function(*pick(args))
 
 
-def _traced(caller: pluggy.HookCaller, spec_args: tuple[str, ...]) -> Callable[..., Any]:
-    """Return a function that calls the hook through the manager."""
+def _parameters(function: Callable[..., Any], name: str, label: str) -> tuple[str, ...]:
+    """Return the arguments that an implementation takes. Refuse parameters that are never filled."""
+    given, takes = ARGUMENTS[name], []
+    for parameter in inspect.signature(function).parameters.values():
+        defaulted = parameter.default is not parameter.empty
+        if defaulted and parameter.name not in given:
+            continue  # the component's own
+        if defaulted or parameter.kind not in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            shown = parameter.replace(default=parameter.empty, annotation=parameter.empty)
+            raise CompositionError(
+                f"{label}: {name} takes {shown}, which would never be filled: hook arguments are passed to plain "
+                f"parameters without a default. Write ({', '.join(('self', *given))}), or fewer of them"
+            )
+        if parameter.name not in given:
+            raise CompositionError(
+                f"{label} has a hook that does not fit its specification: {name} takes {parameter.name}, and there are "
+                f"{', '.join(given)}. Take the arguments by these names, or fewer of them"
+            )
+        takes.append(parameter.name)
+    return tuple(takes)
 
-    def call(*args: Any) -> Any:
-        answers = caller(**dict(zip(spec_args, args, strict=True)))
-        return answers[0] if answers else None
 
-    return call
-
-
-# ---------------------------------------------------------------- checks
-
-
-def _label(name: str, origin: str) -> str:
-    return f"component {name!r} ({origin})" if origin else f"component {name!r}"
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())
+# ---------------------------------------------------------------- what is refused
 
 
 def check_identity(instance: object, label: str) -> None:
@@ -121,77 +109,23 @@ def check_identity(instance: object, label: str) -> None:
     if cls.__eq__ is not object.__eq__:
         made_by = "attrs.define(eq=False)" if attrs.has(cls) else "eq=False, or no __eq__"
         raise CompositionError(
-            f"{label}: {cls.__name__} compares by value, and a component is registered by identity. Make the class "
-            f"with {made_by}"
+            f"{label}: {cls.__name__} compares by value, and a component is known by identity. Make the class with "
+            f"{made_by}"
         )
 
 
-def _check_marks(manager: pluggy.PluginManager, instance: object, label: str) -> None:
-    """Refuse hooks that pluggy would ignore, wrap, or call without some of their arguments."""
-    seen: dict[str, str] = {}
-    for attribute in dir(instance):
-        options = manager.parse_hookimpl_opts(instance, attribute)
-        if options is None:
-            if attribute in HOT_HOOKS and getattr(instance, attribute, None) is not None:
-                raise CompositionError(
-                    f"{label} defines {attribute} without @hookimpl, so it would never be called. Decorate it with "
-                    f"@prefixloom.hookimpl, or give it another name"
-                )
-            continue
-        if options.get("wrapper") or options.get("hookwrapper"):
-            raise CompositionError(
-                f"{label}: {attribute} is a hook wrapper, and a component's hooks are bound to plain calls. Write a "
-                f"plain @hookimpl; to watch calls, compose with tracing=True and monitor the manager"
-            )
-        refuse_order(options, attribute, label)
-        hook_name = options.get("specname") or attribute
-        if hook_name in seen:
-            raise CompositionError(
-                f"{label} implements {hook_name} twice, as {seen[hook_name]} and {attribute}. Keep one"
-            )
-        seen[hook_name] = attribute
-        if hook_name in HOT_HOOKS:
-            _check_parameters(getattr(instance, attribute), hook_name, label)
-
-
-def refuse_order(options: Mapping[str, Any], attribute: str, label: str) -> None:
+def refuse_order(marks: Mapping[str, Any], attribute: str, label: str) -> None:
     """Refuse a mark that would change the order in which plugins are asked. No order of pluggy's is used."""
     for mark in ("tryfirst", "trylast"):
-        if options.get(mark):
+        if marks.get(mark):
             raise CompositionError(
                 f"{label}: {attribute} is marked {mark}, which has no effect: components are asked in the order of the "
                 f"composition, and what distributions offer in the order of its names. Leave it out"
             )
 
 
-def _check_parameters(function: Callable[..., Any], hook_name: str, label: str) -> None:
-    """Refuse parameters that pluggy would never fill: it passes plain positional parameters only."""
-    spec_args = tuple(inspect.signature(getattr(ComponentSpecs, hook_name)).parameters)[1:]
-    for parameter in inspect.signature(function).parameters.values():
-        plain = parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-        defaulted = parameter.default is not parameter.empty
-        if plain and not (defaulted and parameter.name in spec_args):
-            continue
-        if not plain and defaulted and parameter.name not in spec_args:
-            continue
-        shown = parameter.replace(default=parameter.empty, annotation=parameter.empty)
-        raise CompositionError(
-            f"{label}: {hook_name} takes {shown}, which would never be filled: hook arguments are "
-            f"passed to plain parameters without a default. Write ({', '.join(('self', *spec_args))}), or fewer of them"
-        )
-
-
-def _check_pending(manager: pluggy.PluginManager, label: str) -> None:
-    try:
-        manager.check_pending()
-    except pluggy.PluginValidationError as error:
-        unknown = [name for name in vars(manager.hook) if not name.startswith("_") and name not in HOT_HOOKS]
-        name = unknown[0] if unknown else "?"
-        close = get_close_matches(name, HOT_HOOKS, n=1)
-        if name in COLD_HOOKS:
-            remedy = "That is a hook of the registry: move it to the module of the entry point"
-        elif close:
-            remedy = f"Did you mean {close[0]}?"
-        else:
-            remedy = "Hooks of a component: " + ", ".join(HOT_HOOKS)
-        raise CompositionError(f"{label} implements {name}, which is no hook of a component. {remedy}") from error
+def _remedy_of_unknown(name: str) -> str:
+    if name in COLD_HOOKS:
+        return "That is a hook of the registry: move it to the module of the entry point"
+    close = get_close_matches(name, HOT_HOOKS, n=1)
+    return f"Did you mean {close[0]}?" if close else f"Hooks of a component: {', '.join(HOT_HOOKS)}"

@@ -1,11 +1,11 @@
-"""Sizing: how many pages or state slots each pool gets, from a number of tokens or from a memory budget.
+"""Sizing: how many pages or states each pool gets, and how many of them one sequence needs.
 
-It is pure arithmetic over manifests, before anything is allocated. It knows no device and no tensor.
+It is arithmetic over manifests and reaches, before anything is allocated. It knows no device and no tensor.
 
 A memory budget is divided for a ``Traffic``. The model of the traffic is a set of paths of the same length with a
 common beginning. A component that needs the whole path gets room for every token of every path. A component that needs
-only the end of a path gets room for the most that running sequences hold, and for one end per cached path. A boundary
-component gets the states of running sequences, and one or more states per cached path. As many paths are cached as the
+only the end of a path gets room for the most that running sequences hold, and for one end per cached path. A component
+of states gets the states of running sequences, and one or more states per cached path. As many paths are cached as the
 budget allows, so that no single pool is too small. The result has one sentence per pool that explains its size.
 """
 
@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from functools import partial
 
 import attrs
 
-from ..contract.manifest import Layout, Manifest
-from ..contract.reach import Path, Reach
+from ..contract.composition import Composition, Part
+from ..contract.manifest import Layout, parse_memory
+from ..contract.reach import Reach
 from ..device.codecs import Coder
 from ..device.layouts import slot_bytes
 from ..errors import CompositionError, InputError
@@ -33,16 +34,24 @@ MIN_STATES = 16
 SAMPLES = 512
 """The number of boundaries at which ``reach_tokens`` asks a reach."""
 
+Capacity = int | Mapping[str, int]
 
-# ---------------------------------------------------------------- what is to be sized
+Sizes = tuple[dict[str, int], tuple[str, ...]]
+"""Pages or states by component, and sentences that explain them."""
 
 
-def _at_least(low: int) -> Callable[[object, attrs.Attribute[int], int], None]:
-    def check(instance: object, attribute: attrs.Attribute[int], value: int) -> None:
-        if not isinstance(value, int) or isinstance(value, bool) or value < low:
-            raise CompositionError(f"traffic: {attribute.name} must be a whole number of at least {low}, got {value!r}")
+def whole(value: object, what: str, low: int = 1, unit: str = "") -> int:
+    """Return a value that must be a whole number. ``what``: how the error calls it."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < low:
+        raise CompositionError(f"{what} must be a whole number of at least {low}{unit}, got {value!r}")
+    return value
 
-    return check
+
+# ---------------------------------------------------------------- the traffic
+
+
+def _at_least(low: int, instance: object, attribute: attrs.Attribute[int], value: int) -> None:
+    whole(value, f"traffic: {attribute.name}", low)
 
 
 def _part_of_one(instance: object, attribute: attrs.Attribute[float], value: float) -> None:
@@ -51,7 +60,7 @@ def _part_of_one(instance: object, attribute: attrs.Attribute[float], value: flo
 
 
 def parse_numbers(text: str, names: Collection[str]) -> dict[str, float]:
-    """The numbers of a traffic as a command line has them, such as "prompt=4096,output=512,shared=0.5", by name."""
+    """Return the numbers of a command line's traffic, such as "prompt=4096,output=512,shared=0.5", by name."""
     numbers: dict[str, float] = {}
     for each in filter(None, text.split(",")):
         name, _, value = each.partition("=")
@@ -76,19 +85,20 @@ class Traffic:
     ``chunk``    tokens of one sequence that one step prefills
     """
 
-    running: int = attrs.field(default=32, validator=_at_least(1))
-    prompt: int = attrs.field(default=4096, validator=_at_least(1))
-    output: int = attrs.field(default=512, validator=_at_least(0))
+    running: int = attrs.field(default=32, validator=partial(_at_least, 1))
+    prompt: int = attrs.field(default=4096, validator=partial(_at_least, 1))
+    output: int = attrs.field(default=512, validator=partial(_at_least, 0))
     shared: float = attrs.field(default=0.5, validator=_part_of_one)
-    chunk: int = attrs.field(default=2048, validator=_at_least(1))
+    chunk: int = attrs.field(default=2048, validator=partial(_at_least, 1))
 
     @classmethod
-    def parse(cls, text: str, **given: Any) -> Traffic:
-        """A traffic as a command line has it, such as "prompt=4096,output=512,shared=0.5". ``given``: its other fields,
-        which ``text`` cannot have."""
+    def parse(cls, text: str, **given: float) -> Traffic:
+        """Return a command line's traffic, such as "prompt=4096,output=512,shared=0.5".
+
+        ``given``: its other fields, which ``text`` cannot have.
+        """
         names = [field.name for field in attrs.fields(cls) if field.name not in given]
-        numbers: dict[str, Any] = {**parse_numbers(text, names)}
-        return cls(**given, **numbers)
+        return cls(**given, **parse_numbers(text, names))  # type: ignore[arg-type]
 
     @property
     def length(self) -> int:
@@ -101,178 +111,195 @@ class Traffic:
         return min(int(self.prompt * self.shared), self.length - 1)
 
 
+# ---------------------------------------------------------------- one pool
+
+
 @attrs.frozen
 class Demand:
-    """What sizing must know of one component. ``page_tokens`` is 0 for state slots.
+    """A part whose pool is to be sized. The capacity of the part does not count yet.
 
-    ``live`` is the number of slots that only running states use, where cached states are stored in another form.
+    ``rewind``  committed tokens that a sequence may take back
+    ``layout``  the layout of the pool's pages
     """
 
-    name: str
-    manifest: Manifest
-    page_tokens: int
-    reach: Reach = attrs.field(factory=Path)
-    live: int = 0
+    part: Part
+    rewind: int = 0
     layout: Layout = "layer_first"
 
     @property
-    def slot_bytes(self) -> int:
-        """Bytes of memory of one pool page or one state slot."""
-        entries = self.page_tokens // self.manifest.tokens_per_slot if self.page_tokens else 1
-        return slot_bytes(self.layout, self.manifest, entries)
+    def name(self) -> str:
+        return self.part.name
 
     def size(self, slots: int) -> int:
-        """Bytes of so many slots."""
-        live = min(self.live, slots)
-        rest = Coder(self.manifest).stored.slot_bytes if self.live else self.slot_bytes
-        return live * self.slot_bytes + (slots - live) * rest
+        """Return the bytes of so many slots. Those of running states may have another form than those at rest."""
+        part = self.part
+        running = min(part.running, slots)
+        entries = part.page_tokens // part.manifest.tokens_per_slot if part.page_tokens else 1
+        each = slot_bytes(self.layout, part.manifest, entries)
+        rest = Coder(part.manifest).stored.slot_bytes if part.running else each
+        return running * each + (slots - running) * rest
 
-    def slots(self, tokens: int, max_rewind: int = 0) -> int:
-        """The number of pages for ``tokens`` tokens, or the default number of state slots for as many."""
-        if self.page_tokens:
-            return -(-tokens // self.page_tokens)
-        return max(MIN_STATES, tokens // TOKENS_PER_STATE, self.states_needed(1, max_rewind))
+    def size_text(self, slots: int) -> str:
+        """Return the size of a pool as text: "near: 4,096 tokens in 256 pages, 1.00 MiB"."""
+        part, size = self.part, size_text(self.size(slots))
+        if part.page_tokens:
+            return f"{part.name}: {slots * part.page_tokens:,} tokens in {slots:,} pages, {size}"
+        if part.running:
+            return f"{part.name}: {part.running:,} running states and {slots - part.running:,} at rest, {size}"
+        return f"{part.name}: {slots:,} states, {size}"
 
-    def _states(self, max_rewind: int) -> dict[str, int]:
-        """The most state slots that one running sequence may hold at once, by their purpose."""
-        steps = max_rewind + 1 if max_rewind else 0
+    def slots(self, tokens: int) -> int:
+        """Return the number of pages for ``tokens`` tokens, or the default number of states for as many."""
+        if self.part.page_tokens:
+            return -(-tokens // self.part.page_tokens)
+        return max(MIN_STATES, tokens // TOKENS_PER_STATE, self.states_needed(1))
+
+    @property
+    def states(self) -> dict[str, int]:
+        """The most states that one running sequence holds at once, by their purpose."""
         return {
             "that runs": 1,
-            f"of the single tokens of a step (max_rewind={max_rewind})": steps,
-            "kept on the way (checkpoint_every)": TRACKS if self.manifest.checkpoint_every else 0,
+            f"of the single tokens of a step (max_rewind={self.rewind})": self.rewind + 1 if self.rewind else 0,
+            "kept on the way (checkpoint_every)": TRACKS if self.part.manifest.checkpoint_every else 0,
         }
 
-    def live_of_one(self, max_rewind: int) -> int:
-        """The part of ``states_of_one`` that is never cached in the same form."""
-        return 1 + (max_rewind + 1 if max_rewind else 0)
+    @property
+    def states_of_one(self) -> int:
+        """The states of one running sequence: its own, those of single tokens, and those of checkpoints."""
+        return sum(self.states.values())
 
-    def states_of_one(self, max_rewind: int) -> int:
-        """The state slots of one running sequence: its own, those of single tokens, and those of checkpoints."""
-        return sum(self._states(max_rewind).values())
+    def states_needed(self, running: int) -> int:
+        """Return the states with which so many sequences can run, and one more state can be cached."""
+        return running * self.states_of_one + 1
 
-    def states_needed(self, running: int, max_rewind: int) -> int:
-        """The state slots with which so many sequences can run, and one more state can be cached."""
-        return running * self.states_of_one(max_rewind) + 1
-
-    def states_in_words(self, running: int, max_rewind: int) -> str:
-        """The parts of ``states_needed``, in words."""
-        parts = [f"{count} {purpose}" for purpose, count in self._states(max_rewind).items() if count]
-        text = " + ".join(parts)
+    def check_states(self, slots: int, running: int) -> None:
+        """Refuse a pool of states in which so many sequences cannot run at once."""
+        needed = self.states_needed(running)
+        if self.part.page_tokens or slots >= needed:
+            return
+        made_of = [f"{count} {purpose}" for purpose, count in self.states.items() if count]
+        text, who, remedy = " + ".join(made_of), "a single running sequence needs", ""
         if running > 1:
-            text = f"{self.states_of_one(max_rewind)} each" + (f" ({text})" if len(parts) > 1 else "")
-        return f"{text}, and one to copy into"
-
-
-# ---------------------------------------------------------------- sizes from tokens
-
-
-def check_states(demands: Sequence[Demand], slots: Mapping[str, int], running: int, max_rewind: int) -> None:
-    """Refuse state pools in which so many sequences cannot run at once."""
-    for demand in demands:
-        needed = demand.states_needed(running, max_rewind)
-        if not demand.page_tokens and slots[demand.name] < needed:
-            has, remedy = f"{slots[demand.name]} state slots", ", or say fewer running"
-            who = f"{running} running sequences need {needed}"
-            if running == 1:
-                who, remedy = f"a single running sequence needs {needed}", ""
-            raise CompositionError(
-                f"component {demand.name!r} has {has.removesuffix('s') if has[:2] == '1 ' else has}, and {who}: "
-                f"{demand.states_in_words(running, max_rewind)}. Give it more "
-                f"(capacity={{{demand.name!r}: {needed}, ...}}){remedy}"
-            )
-
-
-def from_tokens(demands: Sequence[Demand], page: int, tokens: int, max_rewind: int) -> dict[str, int]:
-    """Slots by component for the same number of tokens in every page component, with the default number of states."""
-    _whole(tokens, "capacity")
-    if tokens < page:
+            text = f"{self.states_of_one} each" + (f" ({text})" if len(made_of) > 1 else "")
+            who, remedy = f"{running} running sequences need", ", or say fewer running"
         raise CompositionError(
-            f"capacity={tokens} tokens is less than one page of the tree, {page} tokens: give at least {page}"
+            f"component {self.name!r} has {slots} state slot{'s' * (slots != 1)}, and {who} {needed}: {text}, and one "
+            f"to copy into. Give it more (capacity={{{self.name!r}: {needed}, ...}}){remedy}"
         )
-    return {demand.name: demand.slots(tokens, max_rewind) for demand in demands}
 
 
-def from_mapping(demands: Sequence[Demand], page: int, capacity: Mapping[str, int]) -> dict[str, int]:
-    """Slots by component, from a mapping of names to tokens (page components) or state slots (boundary components)."""
-    known = {demand.name for demand in demands}
-    unknown = sorted(str(name) for name in capacity if name not in known)
-    missing = sorted(known - set(capacity))
-    if unknown or missing:
-        wrong = ([f"unknown {', '.join(unknown)}"] if unknown else []) + (
-            [f"missing {', '.join(missing)}"] if missing else []
-        )
-        raise CompositionError(
-            f"capacity must name every component ({', '.join(sorted(known))}) and no other: {'; '.join(wrong)}"
-        )
-    out: dict[str, int] = {}
-    for demand in demands:
-        asked = capacity[demand.name]
-        if not demand.page_tokens:
-            _whole(asked, f"capacity[{demand.name!r}]", "state slots")
-            out[demand.name] = asked
-            continue
-        _whole(asked, f"capacity[{demand.name!r}]")
-        if asked < page:
-            raise CompositionError(
-                f"capacity[{demand.name!r}]={asked} tokens is less than one page of the tree, {page} tokens: give at "
-                f"least {page}"
-            )
-        out[demand.name] = demand.slots(asked)
-    return out
-
-
-def equal_tokens(demands: Sequence[Demand], page: int, budget: int, max_rewind: int) -> dict[str, int]:
-    """Slots by component for the most tokens that fit into the budget, the same number for every page component."""
-
-    def cost(pages: int) -> int:
-        return sum(demand.size(demand.slots(pages * page, max_rewind)) for demand in demands)
-
-    if cost(1) > budget:
-        states = [f"{d.name}: {d.slots(page, max_rewind)} state slots" for d in demands if not d.page_tokens]
-        besides = f" and {', '.join(states)}" if states else ""
-        raise CompositionError(
-            f"memory of {budget} bytes is too little: one page of {page} tokens{besides} takes {cost(1)} bytes"
-        )
-    low, high = 1, 2
-    while cost(high) <= budget:
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if cost(middle) <= budget else (low, middle)
-    return {demand.name: demand.slots(low * page, max_rewind) for demand in demands}
-
-
-def _whole(value: object, what: str, unit: str = "tokens") -> None:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise CompositionError(f"{what} must be a whole number of {unit}, got {value!r}")
-    if value < 1:
-        raise CompositionError(f"{what} must be at least 1 of {unit}, got {value}")
-
-
-# ---------------------------------------------------------------- sizes in words
+def reach_tokens(reach: Reach, length: int) -> int:
+    """Return the most tokens that a boundary up to ``length`` needs, of boundaries at equal distances."""
+    step = max(1, length // SAMPLES)
+    boundaries = [*range(step, length, step), length - 1, length]
+    return max(sum(hi - lo for lo, hi in reach.needs(n)) for n in boundaries)
 
 
 def size_text(size: int) -> str:
-    """A number of bytes as text: "1.50 GiB"."""
+    """Return a number of bytes as text: "1.50 GiB"."""
     for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
         if size >= 1024**power:
             return f"{size / 1024**power:.2f} {unit}"
     return f"{size} bytes"
 
 
-def sizing_lines(demands: Sequence[Demand], slots: Mapping[str, int], why: str) -> tuple[str, ...]:
-    """One sentence per pool: its size, and why."""
-    return tuple(f"{size_of(demand, slots[demand.name])}: {why}" for demand in demands)
+# ---------------------------------------------------------------- sizes from tokens
 
 
-def size_of(demand: Demand, slots: int) -> str:
-    """A pool's size as text: "near: 4,096 tokens in 256 pages, 1.00 MiB"."""
-    size = size_text(demand.size(slots))
-    if demand.page_tokens:
-        return f"{demand.name}: {slots * demand.page_tokens:,} tokens in {slots:,} pages, {size}"
-    if demand.live:
-        return f"{demand.name}: {demand.live:,} running states and {slots - demand.live:,} at rest, {size}"
-    return f"{demand.name}: {slots:,} states, {size}"
+def sizes_for(
+    demands: Sequence[Demand], page: int, capacity: Capacity | None, memory: int | str | None, traffic: Traffic | None
+) -> Sizes:
+    """Return the pages or states of every pool, from tokens or from a memory budget.
+
+    ``traffic``: the caller's. Without it, memory is divided for the default one, with as many running sequences as fit.
+    """
+    if capacity is not None and memory is not None:
+        raise CompositionError(
+            "say how large the cache is by capacity or by memory, not by both: capacity follows from memory"
+        )
+    if memory is not None:
+        budget = parse_memory(memory)
+        if traffic is not None:
+            return from_traffic(demands, page, budget, traffic)
+        running = Traffic().running
+        while running:
+            try:
+                return from_traffic(demands, page, budget, Traffic(running=running))
+            except CompositionError:
+                running //= 2
+        sizes = equal_tokens(demands, page, budget)
+        return sizes, sizing_lines(demands, sizes, "the same tokens for all, as the budget is small")
+    if capacity is None:
+        raise CompositionError('say how large the cache is: capacity=<tokens> or memory="20GiB"; neither was given')
+    sizes = from_capacity(demands, page, capacity)
+    running = 1 if traffic is None else traffic.running
+    for demand in demands:
+        if isinstance(capacity, Mapping):
+            demand.check_states(sizes[demand.name], running)
+        elif not demand.part.page_tokens:
+            sizes[demand.name] = max(sizes[demand.name], demand.states_needed(running))
+    return sizes, sizing_lines(demands, sizes, "as capacity says")
+
+
+def from_capacity(demands: Sequence[Demand], page: int, capacity: Capacity) -> dict[str, int]:
+    """Return the slots by component: for the same tokens in all, or for the tokens or states that a mapping names."""
+
+    def tokens(asked: int, what: str) -> int:
+        if whole(asked, what, unit=" tokens") < page:
+            raise CompositionError(
+                f"{what}={asked} tokens is less than one page of the tree, {page} tokens: give at least {page}"
+            )
+        return asked
+
+    if not isinstance(capacity, Mapping):
+        return {demand.name: demand.slots(tokens(capacity, "capacity")) for demand in demands}
+    known = {demand.name for demand in demands}
+    unknown, missing = sorted(str(name) for name in capacity if name not in known), sorted(known - set(capacity))
+    if unknown or missing:
+        wrong = [f"{what} {', '.join(names)}" for what, names in (("unknown", unknown), ("missing", missing)) if names]
+        raise CompositionError(
+            f"capacity must name every component ({', '.join(sorted(known))}) and no other: {'; '.join(wrong)}"
+        )
+    sizes = {}
+    for demand in demands:
+        asked, what = capacity[demand.name], f"capacity[{demand.name!r}]"
+        if demand.part.page_tokens:
+            sizes[demand.name] = demand.slots(tokens(asked, what))
+        else:
+            sizes[demand.name] = whole(asked, what, unit=" state slots")
+    return sizes
+
+
+def equal_tokens(demands: Sequence[Demand], page: int, budget: int) -> dict[str, int]:
+    """Return the slots by component for the most tokens that fit into the budget, the same number for all."""
+
+    def cost(pages: int) -> int:
+        return sum(demand.size(demand.slots(pages * page)) for demand in demands)
+
+    if cost(1) > budget:
+        states = [f"{each.name}: {each.slots(page)} state slots" for each in demands if not each.part.page_tokens]
+        besides = f" and {', '.join(states)}" if states else ""
+        raise CompositionError(
+            f"memory of {budget} bytes is too little: one page of {page} tokens{besides} takes {cost(1)} bytes"
+        )
+    pages = _most(lambda pages: cost(pages) <= budget, 1)
+    return {demand.name: demand.slots(pages * page) for demand in demands}
+
+
+def sizing_lines(demands: Sequence[Demand], sizes: Mapping[str, int], why: str) -> tuple[str, ...]:
+    """Return one sentence per pool: its size, and why."""
+    return tuple(f"{demand.size_text(sizes[demand.name])}: {why}" for demand in demands)
+
+
+def _most(fits: Callable[[int], bool], low: int) -> int:
+    """Return the largest number from ``low`` on that fits; ``low`` if none does."""
+    step = 1
+    while fits(low + step):
+        low, step = low + step, 2 * step
+    while step := step // 2:
+        if fits(low + step):
+            low += step
+    return low
 
 
 # ---------------------------------------------------------------- a budget divided for a traffic
@@ -280,165 +307,140 @@ def size_of(demand: Demand, slots: int) -> str:
 
 @attrs.frozen
 class Share:
-    """The need of one component: ``running`` slots for each running sequence, ``cached`` slots for each cached path,
-    and ``spare`` slots.
-
-    ``whole``: it needs whole paths, and its slots follow from tokens instead. ``words`` explains the size.
+    """The slots of one component: ``fixed``, ``per_path`` for each cached path, and ``per_page`` for each page of the
+    tree in whole paths. ``words`` explain their number.
     """
 
     demand: Demand
-    whole: bool
-    running: int
-    cached: int
-    spare: int
+    fixed: int
+    per_path: int
+    per_page: int
     words: str
 
-
-@attrs.frozen
-class Mix:
-    """The shares of all components under one traffic, and what they cost together."""
-
-    traffic: Traffic
-    page: int
-    shares: tuple[Share, ...]
-
-    @property
-    def has_paths(self) -> bool:
-        return any(share.whole for share in self.shares)
-
-    def tokens(self, paths: int) -> int:
-        """The tokens of so many paths, with their common part counted once."""
-        return self.traffic.common + paths * (self.traffic.length - self.traffic.common)
-
-    def slots(self, paths: int, tokens: int) -> dict[str, int]:
-        """Slots by component for ``tokens`` tokens of whole paths, and for the ends of ``paths`` paths."""
-        running, out = self.traffic.running, {}
-        for share in self.shares:
-            if share.whole:
-                out[share.demand.name] = -(-tokens // self.page) * (self.page // share.demand.page_tokens)
-            else:
-                out[share.demand.name] = running * share.running + (paths - running) * share.cached + share.spare
-        return out
-
-    def cost(self, paths: int, tokens: int) -> int:
-        """Bytes of the ``slots`` of all components."""
-        slots = self.slots(paths, tokens)
-        return sum(share.demand.size(slots[share.demand.name]) for share in self.shares)
+    def slots(self, cached: int, pages: int) -> int:
+        return self.fixed + cached * self.per_path + pages * self.per_page
 
 
-def from_traffic(
-    demands: Sequence[Demand], page: int, budget: int, traffic: Traffic, max_rewind: int
-) -> tuple[dict[str, int], tuple[str, ...]]:
-    """Divide a budget for a traffic: slots by component, and their explanation.
+def from_traffic(demands: Sequence[Demand], page: int, budget: int, traffic: Traffic) -> Sizes:
+    """Divide a budget for a traffic. It is refused if the budget is too small for the running sequences."""
+    shares = [_share(demand, page, traffic) for demand in demands]
+    running, common, own = traffic.running, traffic.common, traffic.length - traffic.common
 
-    It is refused if the budget is too small for the running sequences.
-    """
-    mix = Mix(traffic, page, tuple(_share(demand, page, traffic, max_rewind) for demand in demands))
-    running, one = traffic.running, -(-traffic.length // page) * page
-    least = mix.cost(running, one)
+    def cost(cached: int, pages: int) -> int:
+        return sum(share.demand.size(share.slots(cached, pages)) for share in shares)
+
+    def of_paths(cached: int) -> int:
+        """Return the cost of so many cached paths beside the running ones, with their common part counted once."""
+        return cost(cached, -(-(common + (running + cached) * own) // page))
+
+    one = -(-traffic.length // page)
+    least = cost(0, one)
     if least > budget:
         raise CompositionError(
             f"memory of {budget} bytes is too little for {running} running sequences of {traffic.length} tokens: what "
             f"all of them hold of windows and states, and the whole path of one, takes {least} bytes "
             f"({size_text(least)}). Give more memory, or say a smaller traffic"
         )
-    paths = running
-    if mix.cost(paths + 1, mix.tokens(paths + 1)) > mix.cost(
-        paths, mix.tokens(paths)
-    ):  # or else nothing is ever cached
-        paths = _most(lambda n: mix.cost(n, mix.tokens(n)) <= budget, paths)
-    tokens = _most(lambda n: mix.cost(paths, n * page) <= budget, one // page) * page if mix.has_paths else 0
-    slots = mix.slots(paths, tokens)
-    return slots, _words(mix, budget, slots, paths, tokens)
+    cached, pages = 0, 0
+    if of_paths(1) > of_paths(0):  # or else nothing is ever cached
+        cached = _most(lambda cached: of_paths(cached) <= budget, 0)
+    held = running + cached
+    if any(share.per_page for share in shares):
+        pages = _most(lambda pages: cost(cached, pages) <= budget, one)
+        held = min(held, (pages * page - common) // own)
+    told = (
+        f"{size_text(budget)} for {running} running sequences of {traffic.prompt:,} + {traffic.output:,} tokens, "
+        f"{common:,} of them shared, in steps of {traffic.chunk:,}"
+    )
+    if held < running:
+        told += f"; {max(1, held)} of them fit at once when they are done"
+    sizes = {share.demand.name: share.slots(cached, pages) for share in shares}
+    lines = [
+        f"{share.demand.size_text(sizes[share.demand.name])}: "
+        + share.words.format(cached=f"{cached:,}", held=f"{max(1, held):,}")
+        for share in shares
+    ]
+    return sizes, (told, *lines)
 
 
-def by_default(
-    demands: Sequence[Demand], page: int, budget: int, max_rewind: int
-) -> tuple[dict[str, int], tuple[str, ...]]:
-    """Divide a budget for the default traffic, with as many running sequences as fit.
-
-    If none fits, all page components get the same number of tokens.
-    """
-    running = Traffic().running
-    while running:
-        try:
-            return from_traffic(demands, page, budget, Traffic(running=running), max_rewind)
-        except CompositionError:
-            running //= 2
-    slots = equal_tokens(demands, page, budget, max_rewind)
-    return slots, sizing_lines(demands, slots, "the same tokens for all, as the budget is small")
-
-
-def _most(fits: Callable[[int], bool], low: int) -> int:
-    """The largest number from ``low`` on that fits; ``low`` if none does."""
-    if not fits(low):
-        return low
-    step = 1
-    while fits(low + step):
-        step *= 2
-    high = low + step
-    low += step // 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+def _share(demand: Demand, page: int, traffic: Traffic) -> Share:
+    part, length, running = demand.part, traffic.length, traffic.running
+    if not part.page_tokens:
+        return _share_of_states(demand, traffic)
+    if part.reach.closed_upward:
+        return Share(demand, 0, 0, page // part.page_tokens, "{held} whole paths")
+    needed = reach_tokens(part.reach, length)
+    most, words = length, ""
+    if not math.isinf(part.reach.until(length)):
+        most = min(length, needed + traffic.chunk + page + demand.rewind)
+    if most < length:
+        words = f" ({needed:,} that it reaches, {traffic.chunk:,} of a step, a page)"
+    end = -(-needed // part.page_tokens) + 1 if needed else 0
+    fixed = running * (-(-most // part.page_tokens) + 1) + end
+    words = f"{running} running x {most:,} tokens{words}, {{cached}} cached ends x {needed:,} tokens"
+    return Share(demand, fixed, end, 0, words)
 
 
-# ---------------------------------------------------------------- the need of one component
-
-
-def _share(demand: Demand, page: int, traffic: Traffic, max_rewind: int) -> Share:
-    if not demand.page_tokens:
-        return _state_share(demand, traffic, max_rewind)
-    if demand.reach.closed_upward:
-        return Share(demand, True, 0, 0, 0, "")
-    length, own = traffic.length, demand.page_tokens
-    needed = reach_tokens(demand.reach, length)
-    early = not math.isinf(demand.reach.until(length))
-    most = min(length, needed + traffic.chunk + page + max_rewind) if early else length
-    running = -(-most // own) + 1
-    words = f"{traffic.running} running x {most:,} tokens"
-    if early and most < length:
-        words += f" ({needed:,} that it reaches, {traffic.chunk:,} of a step, a page)"
-    cached = -(-needed // own) + 1 if needed else 0
-    return Share(demand, False, running, cached, cached, f"{words}, {{cached}} cached ends x {needed:,} tokens")
-
-
-def _state_share(demand: Demand, traffic: Traffic, max_rewind: int) -> Share:
-    manifest = demand.manifest
-    each = demand.states_of_one(max_rewind)
-    kept = 1
+def _share_of_states(demand: Demand, traffic: Traffic) -> Share:
+    manifest, running, each, kept = demand.part.manifest, traffic.running, demand.states_of_one, 1
     if manifest.checkpoint_every:
         kept = max(1, (traffic.length - traffic.common) // manifest.checkpoint_every)
     if manifest.states_per_path is not None:
         kept = min(kept, manifest.states_per_path)
+    words = f"{running} running x {each}, 1 to copy into, {{cached}} cached paths x {kept}"
     shared = 1 if traffic.common else 0
-    words = f"{traffic.running} running x {each}, 1 to copy into, {{cached}} cached paths x {kept}"
-    return Share(demand, False, each + kept - 1, kept, 1 + shared, words + ", 1 for what is shared" * shared)
+    fixed = running * (each + kept - 1) + 1 + shared
+    return Share(demand, fixed, kept, 0, words + ", 1 for what is shared" * shared)
 
 
-def reach_tokens(reach: Reach, length: int) -> int:
-    """The most tokens that a boundary up to ``length`` needs, of boundaries at equal distances."""
-    step = max(1, length // SAMPLES)
-    boundaries = [*range(step, length, step), length - 1, length]
-    return max(sum(hi - lo for lo, hi in reach.needs(n)) for n in boundaries)
+# ---------------------------------------------------------------- the needs of one sequence
 
 
-def _words(mix: Mix, budget: int, slots: dict[str, int], paths: int, tokens: int) -> tuple[str, ...]:
-    """The explanation of a divided budget: a sentence about the traffic, and one per pool."""
-    traffic = mix.traffic
-    first = (
-        f"{size_text(budget)} for {traffic.running} running sequences of {traffic.prompt:,} + {traffic.output:,} "
-        f"tokens, {traffic.common:,} of them shared, in steps of {traffic.chunk:,}"
-    )
-    own = max(1, traffic.length - traffic.common)
-    whole = min(paths, (tokens - traffic.common) // own) if mix.has_paths else paths
-    if whole < traffic.running:
-        first += f"; {max(1, whole)} of them fit at once when they are done"
-    out = [first]
-    for share in mix.shares:
-        words = f"{max(1, whole):,} whole paths" if share.whole else share.words
-        out.append(
-            f"{size_of(share.demand, slots[share.demand.name])}: {words.format(cached=f'{paths - traffic.running:,}')}"
+@attrs.frozen
+class PoolNeed:
+    """What decides how much of one pool a sequence holds. ``states``: the slots that it holds of a pool of states."""
+
+    name: str
+    page_tokens: int
+    reach: Reach
+    capacity: int
+    states: int
+
+
+@attrs.frozen
+class SequenceNeeds:
+    """How many slots of every pool one sequence holds at most while it runs.
+
+    It is plain data, without a cache: a scheduler asks whether a request fits, and a router in another process where it
+    fits best. A path needs a page for every token of a sequence. A window needs the pages that its reach covers at the
+    end of the sequence, and those that one step adds. Of states a sequence has those that ``compose`` counts for it.
+
+    ``step``: the most tokens that one step adds, those included that may be taken back.
+    """
+
+    pools: tuple[PoolNeed, ...]
+    step: int
+
+    @classmethod
+    def of(cls, composition: Composition, chunk: int) -> SequenceNeeds:
+        """Return the needs in a cache of this composition, where one step of prefill computes ``chunk`` tokens."""
+        rewind = composition.max_rewind
+        pools = tuple(
+            PoolNeed(part.name, part.page_tokens, part.reach, part.capacity, Demand(part, rewind).states_of_one)
+            for part in composition.parts
         )
-    return tuple(out)
+        return cls(pools, max(chunk, 1 + rewind) + rewind)  # a step computes a chunk, or a token and guesses
+
+    def slots(self, length: int) -> dict[str, int]:
+        """Return by component the pages or states that a sequence of ``length`` tokens holds."""
+        return {pool.name: self._pages(pool, length) if pool.page_tokens else pool.states for pool in self.pools}
+
+    def shares(self, length: int) -> dict[str, float]:
+        """Return by component which part of the whole pool that is."""
+        found = self.slots(length)
+        return {pool.name: found[pool.name] / pool.capacity for pool in self.pools if pool.capacity}
+
+    def _pages(self, pool: PoolNeed, length: int) -> int:
+        size = pool.page_tokens
+        kept = sum(-(-end // size) - start // size for start, end in pool.reach.needs(length))
+        return min(-(-length // size), kept + -(-self.step // size) + 1)

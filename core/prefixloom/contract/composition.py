@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
-import pluggy
 
 from .admission import AdmissionPolicy
 from .hookspecs import HOT_HOOKS
@@ -51,14 +50,16 @@ class Part:
     running: int = 0
     """The part of the capacity that only running states use, where cached states are stored in another form."""
 
+    def __str__(self) -> str:
+        return f"component {self.name!r} ({self.origin})"
+
 
 @attrs.frozen
 class Composition:
     """The plan of a cache. ``page`` is the tokens of one tree page; every boundary is a multiple of it.
 
-    ``manager`` holds the component instances; with ``tracing`` the hooks go through it, for monitoring. ``sizing``
-    explains in words why the pools have their sizes. ``warnings`` are known problems of the model. ``lent``: an engine
-    hands out the slots of the pools, and lends them.
+    ``sizing`` explains in words why the pools have their sizes. ``warnings`` are known problems of the model. ``lent``:
+    an engine hands out the slots of the pools, and lends them.
     """
 
     name: str
@@ -70,8 +71,6 @@ class Composition:
     layout: Layout
     policy: EvictionPolicy
     debug: bool
-    tracing: bool
-    manager: pluggy.PluginManager = attrs.field(eq=False, repr=False)
     sizing: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     tier: TierPart | None = None
@@ -91,6 +90,9 @@ class TierPart:
     hooks: Hooks
     origin: str = ""
     sizing: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"tier {self.name!r} ({self.origin})"
 
 
 @attrs.frozen

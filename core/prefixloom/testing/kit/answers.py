@@ -19,7 +19,7 @@ from typing import Any
 
 import attrs
 
-from ...compose.binding import bind, make_manager
+from ...compose.binding import bind
 from ...contract.values import Component
 from .case import ComponentCase, made
 from .worlds import World, in_world
@@ -190,7 +190,7 @@ def _import(name: str, file: str) -> None:
 
 def _asked(component: Any, calls: list[tuple[str, tuple[Any, ...]]]) -> list[str | None]:
     """Return the answers to these calls, None where a hook raises: it may look at a pool, and there is none here."""
-    hooks = bind(make_manager({component.name: component}), component.name)
+    hooks = bind(component, f"component {component.name!r}")
     validator: Callable[..., Any] | None = None
     said: list[str | None] = []
     for hook, args in calls:

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Collection
 from typing import Any
 
-from ...compose.binding import bind, make_manager
+from ...compose.binding import bind
 from ...contract.composition import Hooks
 from ...contract.hookspecs import HOT_HOOKS, hookimpl
 from ...contract.values import Op
@@ -38,7 +38,7 @@ class Spy:
     ) -> None:
         self._component = component
         self.name, self.manifest, self.reach = component.name, component.manifest, component.reach
-        self._hooks: Hooks = bind(make_manager({component.name: component}), component.name)
+        self._hooks: Hooks = bind(component, f"component {component.name!r}")
         self._raising = raising
         self.calls_until_raise: int | None = None
         """At which call from now on the hook raises, once. 0: at none; None: at every call."""
