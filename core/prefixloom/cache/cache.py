@@ -89,8 +89,7 @@ class Cache:
         on more than the tokens, such as an image's hash at its placeholders.
         """
         core = self._core
-        if core.guarded or core.changing:
-            core.enter()
+        core.enter()
         return MatchPlan(core, find(core, ask(core, tokens, namespace, leave, extra)))
 
     def peek(self, tokens: object, *, namespace: str = "", leave: int = 0, extra: Extra = ()) -> int:
@@ -112,9 +111,7 @@ class Cache:
                 raise ProtocolError(
                     f"{plan!r} can be resumed at {match.ready} only: something was lost since it was made"
                 )
-            lease = acquire(core, anchor(core, match), match.namespace)
-        core.leave("lease")
-        return lease
+            return acquire(core, anchor(core, match), match.namespace)
 
     # ------------------------------------------------------------ sequences
     def open(
@@ -135,8 +132,6 @@ class Cache:
         slot can be had.
         """
         core = self._core
-        if core.guarded or core.changing:
-            core.enter()
         if label.__class__ is not str or priority.__class__ is not int:
             raise InputError(f"a label is a string and a priority a whole number, got {label!r} and {priority!r}")
         if until != FOREVER:
@@ -152,9 +147,7 @@ class Cache:
             sequence = Sequence(core, open_at(core, match, label, priority, until))
             if core.below is not None:
                 core.below.used(sequence.running.node)
-        if core.watcher is not None:
-            core.leave("open")
-        return sequence
+            return sequence
 
     def session(
         self, model: object, ids: object, *, namespace: str = "", label: str = "", **options: object
@@ -179,8 +172,7 @@ class Cache:
             raise InputError(f"ahead takes a number of tokens that a target step chooses, from 0 up; got {ahead!r}")
         if sequences.__class__ is not tuple and not isinstance(sequences, (list, tuple)):
             raise InputError(f"a step takes a list of sequences, got {sequences!r}")
-        if core.guarded or core.changing:
-            core.enter()
+        core.enter()
         if len(sequences) > 1 and len(set(map(id, sequences))) < len(sequences):
             raise InputError("a step takes each sequence once")
         rows: list[Running] = []
@@ -221,32 +213,25 @@ class Cache:
         ``take_back``: all slots are the engine's then.
         """
         core = self._core
-        if core.guarded or core.changing:
-            core.enter()
         if priority.__class__ is not int:
             raise InputError(f"a priority is a whole number, got {priority!r}")
         check_until(until)
         behind = None if stream is None else core.stream(stream)
         asked = ask(core, tokens, namespace, 0, extra)
         with core:
-            inserted = insert(core, asked, slots, start, priority, until, behind)
-        core.leave("insert")
-        return inserted
+            return insert(core, asked, slots, start, priority, until, behind)
 
     def lend(self, slots: Mapping[str, Any]) -> None:
         """With ``compose(slots="lent")``: hand in slots without content, for sequences, loads and checkpoints."""
         core = self._core
         with core:
             lend(core, slots)
-        core.leave("lend")
 
     def take_back(self) -> dict[str, array[int]]:
         """With ``compose(slots="lent")``: all slots, by component, that nobody uses any more. They are the engine's."""
         core = self._core
         with core:
-            returned = take_back(core)
-        core.leave("take_back")
-        return returned
+            return take_back(core)
 
     # ------------------------------------------------------------ room
     def evict(self, need: int | Mapping[str, int], *, unneeded: bool = False) -> dict[str, int]:
@@ -259,12 +244,8 @@ class Cache:
         core = self._core
         with core:
             if need.__class__ is int and need >= 0 and not unneeded:
-                freed = evict_tokens(core, need)
-            else:
-                freed = evict_named(core, need, unneeded)
-        if core.watcher is not None:
-            core.leave("evict")
-        return freed
+                return evict_tokens(core, need)
+            return evict_named(core, need, unneeded)
 
     def expire(self, now: float) -> None:
         """What nobody wants any more at ``now`` is evicted before all else, until it is used again.
@@ -279,8 +260,6 @@ class Cache:
         with core:
             if core.index.expiries is not None:
                 core.index.expiries.expire(core.shape.all_lanes, now)
-        if core.watcher is not None:
-            core.leave("expire")
 
     def reclaim(self) -> dict[str, int]:
         """Have running sequences give back at once what they keep only because there is room; pages by component."""
@@ -289,7 +268,6 @@ class Cache:
             before = {lane.name: lane.pool.free for lane in core.shape.page_lanes}
             for keeping in core.shape.partial_lanes:
                 reclaim(core, keeping, keeping.pool.capacity)
-        core.leave("reclaim")
         return {lane.name: lane.pool.free - before[lane.name] for lane in core.shape.page_lanes}
 
     def drop_namespace(self, namespace: str) -> int:
@@ -297,12 +275,9 @@ class Cache:
 
         Returns how many cells are still covered.
         """
-        core = self._core
         name = namespace_of(namespace)
-        with core:
-            kept = drop_namespace(core, name)
-        core.leave("drop_namespace")
-        return kept
+        with self._core:
+            return drop_namespace(self._core, name)
 
     def flush(self) -> None:
         """Everything cached is invalid (new weights, say, or after a ``BrokenError``): free it all, at once.
@@ -310,9 +285,7 @@ class Cache:
         Open sequences, leases and plans made before become unusable; closing or aborting them does nothing more.
         """
         core = self._core
-        core.enter_flush()
         forget_everything(core)
-        core.leave("flush")
 
     def poll(self) -> None:
         """Take back what was dropped without release, and see which steps are over. Engines call it once per step.
@@ -327,7 +300,6 @@ class Cache:
             if core.below is not None:
                 core.below.poll()
         self._told_history()
-        core.leave("poll")
 
     def take_over(self) -> None:
         """Let the calling thread drive the cache from now on; debug mode then refuses the one that did.
@@ -405,8 +377,7 @@ class Cache:
         the keys part.
         """
         core = self._core
-        if core.guarded or core.changing:
-            core.enter()
+        core.enter()
         if isinstance(tokens, MatchPlan):
             match = current(core, tokens.match_for(core))
         elif isinstance(tokens, Sequence):

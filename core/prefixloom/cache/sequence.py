@@ -55,14 +55,14 @@ class Sequence(Handle):
         """
         if self._core is not core:
             raise ProtocolError(f"{self!r} belongs to another cache")
-        if self._running.core is None:
-            self._enter()
-        return self._running
+        return self._entered()
 
-    def _enter(self) -> None:
-        """Before an operation: refuse one that has ended."""
-        if self._running.core is None:
-            raise self._running.why_ended() from self._running.failed
+    def _entered(self) -> Running:
+        """Return its state before an operation, or refuse if the sequence has ended."""
+        running = self._running
+        if running.core is None:
+            raise running.why_ended() from running.failed
+        return running
 
     @property
     def open(self) -> bool:
@@ -105,12 +105,10 @@ class Sequence(Handle):
     @until.setter
     def until(self, until: float) -> None:
         check_until(until)
-        self._enter()
-        with self._core:
-            self._running.until = until
-            self._core.index.want(self._running.node, until)
-        if self._core.watcher is not None:
-            self._core.leave("until")
+        core, running = self._core, self._entered()
+        with core:
+            running.until = until
+            core.index.want(running.node, until)
 
     @property
     def branch(self) -> int | None:
@@ -183,8 +181,7 @@ class Sequence(Handle):
         wanted = tuple(stops) if isinstance(stops, Iterable) else (None,)
         if any(at.__class__ is not int for at in wanted):
             raise InputError(f"stops are whole numbers, positions of the sequence, got {stops!r}")
-        self._enter()
-        return next_stop(self._core, self._running, budget, wanted)
+        return next_stop(self._core, self._entered(), budget, wanted)
 
     # ------------------------------------------------------------ running
     def restore(self) -> Restored:
@@ -192,16 +189,13 @@ class Sequence(Handle):
 
         It holds true at once: a step that reads what is copied comes after the copies.
         """
-        self._enter()
-        core, running = self._core, self._running
+        core, running = self._core, self._entered()
         with core:
             if running.reserved != running.ready or running.open_steps:
                 raise ProtocolError(f"{self!r} has been used already: restore comes first")
             if core.below is None:
                 return Restored(running.ready, running.ready)
-            restored = core.below.restore(running)
-        core.leave("restore")
-        return restored
+            return core.below.restore(running)
 
     def grow(self, count: int, *, arriving: bool = False) -> None:
         """Reserve slots for ``count`` more tokens in every component, evicting if need be.
@@ -210,9 +204,7 @@ class Sequence(Handle):
         ``arriving``: the tokens were computed elsewhere and only what resuming at their end needs will be filled in; a
         component gets slots for that (a window's tail), and *absent* for the rest.
         """
-        core, running = self._core, self._running
-        if running.core is None:
-            self._enter()
+        core, running = self._core, self._entered()
         with core:
             if count.__class__ is not int or count < 0:
                 raise InputError(f"grow takes a number of tokens from 0 up, got {count!r}")
@@ -222,8 +214,6 @@ class Sequence(Handle):
                 grow_arriving(core, running, count)
             else:
                 grow(core, running, count)
-        if core.watcher is not None:
-            core.leave("grow")
 
     def _too_long(self, length: int) -> InputError:
         kept = [lane for lane in self._core.shape.page_lanes if not lane.retains]
@@ -238,50 +228,36 @@ class Sequence(Handle):
 
         ``extra``: (start, end, key) spans of these tokens, as ``open`` takes them; 0 is the first that is appended.
         """
-        core, running = self._core, self._running
-        if running.core is None:
-            self._enter()
+        core, running = self._core, self._entered()
         if tokens.__class__ is not Tokens:
             tokens = encode(tokens)  # not in the block: an iterable of the caller's may raise anything
         if extra:
             tokens = tokens.keyed(extra)
         with core:
             append(core, running, tokens)
-        if core.watcher is not None:
-            core.leave("append")
 
     def fill(self, stream: Any = None) -> None:
         """What ``run_ops`` is to a step, to a sequence that is computed alone: its ops, on ``stream``, behind all that
         may still write what its layers read, and before these. What comes after them is ordered by ``stream`` alone.
         """
-        core, running = self._core, self._running
-        if running.core is None:
-            self._enter()
+        core, running = self._core, self._entered()
         with core:
             if running.open_steps or running.lost or core.shape.has_plugin_ops:
                 check_alone(core, running)
             fill_alone(core, running, stream)
-        if core.watcher is not None:
-            core.leave("fill")
 
     def commit(self, upto: int | None = None) -> None:
         """The content up to ``upto`` (default: all that is reserved) has been computed. A step's end does this."""
-        core, running = self._core, self._running
-        if running.core is None:
-            self._enter()
+        core, running = self._core, self._entered()
         with core:
             commit_alone(core, running, upto)
-        if core.watcher is not None:
-            core.leave("commit")
 
     def publish(self, upto: int | None = None) -> int:
         """Checkpoint into the tree while running; ``upto`` is a page boundary that is named and committed.
 
         Default: the deepest such. Returns the published length.
         """
-        core, running = self._core, self._running
-        if running.core is None:
-            self._enter()
+        core, running = self._core, self._entered()
         with core:
             limit = running.publishable
             if upto is None:
@@ -297,8 +273,6 @@ class Sequence(Handle):
                 )
             if upto > running.published:
                 publish(core, running, upto)
-        if core.watcher is not None:
-            core.leave("publish")
         return running.published
 
     def rewind(self, count: int) -> None:
@@ -307,10 +281,9 @@ class Sequence(Handle):
         Not past what is published, nor further below the committed length than the composition's ``max_rewind`` where
         a component limits it.
         """
-        self._enter()
-        with self._core:
-            rewind(self._core, self._running, count)
-        self._core.leave("rewind")
+        core, running = self._core, self._entered()
+        with core:
+            rewind(core, running, count)
 
     # ------------------------------------------------------------ ending
     def close(self) -> None:
@@ -320,8 +293,6 @@ class Sequence(Handle):
             return
         with core:
             close(core, running)
-        if core.watcher is not None:
-            core.leave("close")
 
     def abort(self) -> None:
         """Publish nothing and give everything back. A second abort does nothing.
@@ -336,10 +307,9 @@ class Sequence(Handle):
             return
         with core:
             give_back(core, running)
-        core.leave("abort")
 
     def __enter__(self) -> Sequence:
-        self._enter()
+        self._entered()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:

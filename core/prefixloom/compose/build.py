@@ -17,7 +17,6 @@ from ..contract.queues import Queue
 from ..contract.values import Tier, WalkView
 from ..device.codecs import Coder
 from ..device.flight import Flight
-from ..device.handles import Dropped
 from ..device.pool import DebugPool, Pool
 from ..device.tables import Tables
 from ..errors import CompositionError
@@ -62,7 +61,6 @@ def make_core(shape: Shape, host_lanes: tuple[HostLane, ...]) -> Core:
     flight.on_failure = partial(fail_work, core)
     flight.on_over = unwritten.work_over
     flight.on_reuse = unwritten.reused
-    core.dropped = Dropped(core.guard)
     for pool in pools:
         pool.dropped = core.dropped
     core.plugins = PluginCalls()
@@ -71,7 +69,6 @@ def make_core(shape: Shape, host_lanes: tuple[HostLane, ...]) -> Core:
         core.below = LowerTier(core, composition.tier, host_lanes)
     if composition.debug:
         core.watcher = Debug(core)
-        core.guard()
     return core
 
 

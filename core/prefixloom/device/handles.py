@@ -37,36 +37,31 @@ class Handle:
 class Dropped:
     """The dropped handles that were not taken back yet: for each its name, what happened, and how to take it back.
 
-    ``on_drop`` is called for every dropped handle, maybe in another thread: the next operation must call ``recover``.
+    The next operation must call ``recover``.
     """
 
-    __slots__ = ("_items", "_on_drop", "recovered")
+    __slots__ = ("items", "recovered")
 
-    def __init__(self, on_drop: Callable[[], None]) -> None:
-        self._items: list[tuple[object, str, Callable[[], object]]] = []
-        self._on_drop = on_drop
+    def __init__(self) -> None:
+        self.items: list[tuple[object, str, Callable[[], object]]] = []
         self.recovered = 0
         """The number of handles that were ever taken back."""
 
-    def __bool__(self) -> bool:
-        return bool(self._items)
-
     def add(self, name: object, what_happened: str, take_back: Callable[[], object]) -> None:
-        """Report a dropped handle. ``recover`` will log ``what_happened`` to ``name`` and call ``take_back``."""
-        self._items.append((name, what_happened, take_back))
-        self._on_drop()
+        """Report a dropped handle, maybe from another thread. ``recover`` logs ``what_happened`` to ``name``."""
+        self.items.append((name, what_happened, take_back))
 
     def forget(self) -> None:
         """Note that nothing belongs to a handle any more: what was dropped needs no way back of its own."""
-        self.recovered += len(self._items)
-        for _, what_happened, _ in self._items:
+        self.recovered += len(self.items)
+        for _, what_happened, _ in self.items:
             log.warning("before a flush, a handle was %s", what_happened)
-        self._items.clear()
+        self.items.clear()
 
     def recover(self) -> None:
         """Take back all dropped handles."""
-        while self._items:
-            name, what_happened, take_back = self._items.pop()
+        while self.items:
+            name, what_happened, take_back = self.items.pop()
             self.recovered += 1
             log.warning("%r was %s", name, what_happened)
             take_back()
@@ -87,3 +82,11 @@ def call_site() -> str:
             return f"{code.co_filename}:{frame.f_lineno} in {code.co_name}"
         frame = frame.f_back
     return "unknown"
+
+
+def caller() -> str:
+    """The name of the function that called the caller. No frame is kept: it would keep alive what it has."""
+    frame = inspect.currentframe()
+    for _ in range(2):
+        frame = None if frame is None else frame.f_back
+    return "" if frame is None else frame.f_code.co_name

@@ -295,7 +295,7 @@ class Debug:
 
     def _check_steps(self) -> None:
         """Check that a step which is open no more is forgotten."""
-        if not any(work.enclosed for work in self._core.flight.works):
+        if not any(work.event is None for work in self._core.flight.works):
             for running in self._core.live:
                 if running.open_steps or (running.looks is not None and running.looks.open):
                     raise InvariantError(f"{_named(running)} is in a step, and none is open")

@@ -45,7 +45,6 @@ class Lease(Hold):
             if self.active:
                 for lane in core.shape.state_lanes:
                     release_part(self, lane)
-        core.leave("uncover_states")
 
     def release(self) -> None:
         """Uncover everything. A second release is refused. Of a broken cache the lease just ends."""
@@ -55,7 +54,6 @@ class Lease(Hold):
             return
         with core:
             release(core, self)
-        core.leave("release")
 
     def _usable(self) -> Core:
         core = self.core

@@ -22,7 +22,7 @@ import attrs
 from ..contract.identity import Identity
 from ..contract.tier_answers import Restored, TierStats
 from ..device.flight import Flight, Work
-from ..device.handles import Dropped, Handle
+from ..device.handles import Dropped, Handle, caller
 from ..device.pool import Pool
 from ..device.streams import Stream, stream_for
 from ..device.tables import Tables
@@ -411,6 +411,9 @@ class Running(Hold):
             start = self.planned
         self.open_steps += 1
         self.planned = end
+        if self._core.shape.max_rewind:  # what a device chose in an earlier step is past
+            for _, holding in self.states:
+                holding.accepted = False
         return start, end
 
     def resume_at(self, boundary: int, fills: list[Fill]) -> None:
@@ -564,22 +567,20 @@ class Core:
     """What the operations of one cache share. Made by ``compose.build``, which wires its parts together once.
 
     ``below`` is the tier below the device and ``watcher`` debug mode, or None. ``live`` are the running sequences.
-    ``guarded``: an operation has something to do before it begins (``enter``). ``identity`` is what plain namespaces
-    stand under.
+    ``identity`` is what plain namespaces stand under.
 
-    ``changing`` marks that an operation, whose body is ``with core:``, is amid its changes. It takes them back before
-    an error of ours leaves it. Any other exception, at whatever line, leaves the mark there, and words for it: the
-    cache is broken, and refuses all but a flush (0075).
+    The body of an operation is ``with core:``. ``changing`` marks that it is amid its changes, which it takes back
+    before an error of ours leaves it. Any other exception, at whatever line, leaves the mark there, and words for it:
+    the cache is broken, and refuses all but a flush (0075). After the operation, debug mode checks the books.
     """
 
     __slots__ = (
-        "__weakref__", "below", "changing", "counts", "dropped", "flight", "guarded", "identity", "index", "inline",
+        "__weakref__", "below", "changing", "counts", "dropped", "flight", "identity", "index", "inline",
         "keys", "live", "misses_states", "plugins", "recorder", "shape", "streams", "tables", "unwritten", "watcher",
     )  # fmt: skip
 
     below: Below | None
     watcher: Watcher | None
-    dropped: Dropped
     flight: Flight[Hold]
     plugins: PluginCalls
     tables: Tables
@@ -594,8 +595,8 @@ class Core:
         self.streams: dict[Any, Stream] = {}
         self.inline: Stream | None = None
         """The stream that None stands for, where that is the caller."""
-        self.guarded = False
         self.changing: bool | str = False
+        self.dropped = Dropped()
         self.identity: Identity | None = None
         self.misses_states = bool(shape.state_lanes)
         """Whether a prompt that is published without a state is worth a warning: once, and if none was left out."""
@@ -654,20 +655,33 @@ class Core:
             tokens = running.names.tokens.part(0, boundary + self.shape.lookahead)
             self.recorder.refused(lane.name, "device", running.namespace, tokens, cause, boundary)
 
-    def guard(self) -> None:
-        """The next operation has something to do before it begins. Any thread may say so."""
-        self.guarded = True
-
     def __enter__(self) -> None:
-        if self.guarded or self.changing:
+        if self.changing or self.dropped.items or self.watcher is not None:
             self.enter()
         self.changing = True
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        if error is None:
-            self.changing = False
-        else:
+        if error is not None:
             self.raised(error)
+            return
+        self.changing = False
+        if self.watcher is not None:
+            self.watcher.check(caller())
+
+    def enter(self) -> None:
+        """Refuse to read a broken cache, or from another thread (debug mode). Take back what was dropped."""
+        if self.watcher is not None:
+            self.watcher.enter()
+        if self.changing:
+            raise self._why_broken()
+        if self.dropped.items:
+            self.changing = True
+            try:
+                self.dropped.recover()
+            except BaseException as error:
+                self.raised(error)
+                raise
+            self.changing = False
 
     def raised(self, error: BaseException) -> None:
         """Unmark an operation that raised an error of ours; else find words for what it was amid."""
@@ -676,24 +690,6 @@ class Core:
         elif error.__traceback__ is not None:
             code = error.__traceback__.tb_frame.f_code
             self.changing = f"{type(error).__name__} in {getattr(code, 'co_qualname', code.co_name)}"
-
-    def enter(self) -> None:
-        """Before an operation: see that the cache is not broken and that the thread is the right one (debug mode), and
-        take back what was dropped.
-        """
-        if self.watcher is not None:
-            self.watcher.enter()
-        if self.changing:
-            raise self._why_broken()
-        if self.dropped:
-            self.guarded = self.watcher is not None  # first: what is dropped meanwhile sets it again
-            self.changing = True
-            try:
-                self.dropped.recover()
-            except BaseException as error:
-                self.raised(error)
-                raise
-            self.changing = False
 
     def check_whole(self) -> None:
         """Refuse to read from a cache that is known to be broken. Any thread may ask, whatever operation is at work."""
@@ -706,21 +702,6 @@ class Core:
             f"the cache is broken: {what}, amid changes that were not taken back. Call cache.flush(), which forgets "
             f"all that is cached, or compose a new one"
         )
-
-    def enter_flush(self) -> None:
-        """Before a flush: what was dropped is not taken back one by one, since an interrupt may have broken it."""
-        if self.watcher is not None:
-            self.watcher.enter()
-
-    def forget_dropped(self) -> None:
-        """Amid a flush, when all slots are free: what was dropped has nothing to give back."""
-        self.guarded = self.watcher is not None
-        self.dropped.forget()
-
-    def leave(self, operation: str) -> None:
-        """After an operation: debug mode checks the books."""
-        if self.watcher is not None:
-            self.watcher.check(operation)
 
     def stream(self, given: Any) -> Stream:
         """The stream that a caller means: one of ours, one of torch, or None for the current one."""

@@ -220,8 +220,6 @@ class Step:
                 self._state = FILLING
                 self._run_plugin_ops(stream, after=False)
             self._state = READY
-        if core.watcher is not None:
-            core.leave("run_ops")
 
     def gate(self, layer: int) -> None:
         """Before the model's layer ``layer``, in ascending order: it comes after what a load brings for it."""
@@ -355,8 +353,6 @@ class Step:
             return
         with core:
             self._end(kind is None)
-        if core.watcher is not None:
-            core.leave("step")
 
     def _end(self, well: bool) -> None:
         before = self._state

@@ -99,6 +99,8 @@ def end_half_way(core: Core, running: Running, run: list[Node], error: BaseExcep
 
 def forget_everything(core: Core) -> None:
     """Free all slots of all tiers, whoever held them, and begin with an empty tree."""
+    if core.watcher is not None:
+        core.watcher.enter()
     shape = core.shape
     policy = shape.composition.policy
     # first: a policy of a third party may raise
@@ -115,7 +117,7 @@ def forget_everything(core: Core) -> None:
             pool.reset()
         lane.queue = queue
         lane.reset()
-    core.forget_dropped()  # not earlier: the garbage collector may have dropped more meanwhile
+    core.dropped.forget()  # not earlier: the garbage collector may have dropped more meanwhile
     if core.below is not None:
         core.below.flushed()
     core.unwritten.flushed()
@@ -126,3 +128,5 @@ def forget_everything(core: Core) -> None:
     if core.watcher is not None:
         core.watcher.flushed()
     core.changing = False
+    if core.watcher is not None:
+        core.watcher.check("flush")
