@@ -1,4 +1,4 @@
-"""Sequences over every kind of memory: early release, states, what is not shared, replay, endings of every sort."""
+"""Sequences over every kind of memory: early release, states, what is not shared, endings of every sort."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from prefixloom import CapacityError, Path, Point, ProtocolError, Reach, Window
-from prefixloom.contract.reach import Interval
+from prefixloom import CapacityError, Path, Point, ProtocolError, Window
 from tests.support.helpers import cache_of, every_reach, finish, held, part, path_cache, run, serve, settle
 
 TOKENS = list(range(40))
@@ -200,32 +199,6 @@ def test_a_branch_is_offered_where_a_state_is_missing() -> None:
     assert (plan.ready, plan.walked, plan.limited_by, plan.branch) == (0, 20, "state", 20)
     with cache.open([*TOKENS[:20], *[7] * 8]) as sequence:
         assert sequence.branch == plan.branch
-
-
-# ---------------------------------------------------------------- replayed
-
-
-class Nothing(Reach):
-    """Needs nothing that is kept: it is rebuilt."""
-
-    def needs(self, n: int) -> tuple[Interval, ...]:
-        return ()
-
-    def until(self, p: int) -> float:
-        return p
-
-
-def test_replay_resumes_earlier_and_has_slots_for_what_it_rebuilds() -> None:
-    cache = cache_of(part("path", Path()), part("rebuilt", Nothing(), replay=8))
-    serve(cache, TOKENS)
-    with cache.open([*TOKENS, 1, 2]) as sequence:
-        assert (sequence.ready, sequence.resume) == (40, 32)
-        assert [page >= 0 for page in sequence.pages("rebuilt")] == [False] * (32 // 4) + [True] * (8 // 4)
-        assert sequence.owned("rebuilt") == 2
-        finish(sequence)
-    with cache.open([3, 4]) as sequence:
-        assert sequence.resume == 0
-    settle(cache)
 
 
 # ---------------------------------------------------------------- endings

@@ -232,16 +232,6 @@ def test_token_facts_of_a_state_are_refused() -> None:
     refused("'state' .*tokens_per_slot and page_size are for data of token positions", state(page_size=4))
 
 
-def test_replay_goes_only_with_a_reach_that_needs_nothing() -> None:
-    class Nothing(Reach):
-        def needs(self, n: int) -> tuple[tuple[int, int], ...]:
-            return ()
-
-    assert composed(Component("r", Manifest(ONE_BYTE, replay=8), Nothing())).parts[0].manifest.replay == 8
-    refused(r"'near' .*replay=8 rebuilds", windowed(replay=8))
-    refused(r"'state' .*replay=8 rebuilds", state(replay=8))
-
-
 class Broken(Reach):
     """A reach that answers whatever it is given."""
 

@@ -87,12 +87,6 @@ def test_the_scripts_of_a_tier_bring_something_back(monkeypatch: pytest.MonkeyPa
     assert len(seen) == 9 and all(tokens >= 24 for tokens in seen)
 
 
-def test_a_component_that_no_tier_can_hold_is_told_so() -> None:
-    told = "".join(untested(case_of("replayed")))
-    assert "copies to a tier below the device: nothing of it is ever in the tree" in told
-    assert "a tier below" not in "".join(untested(case_of("window")))
-
-
 @pytest.mark.parametrize("name", ["window", "state", "path that looks ahead", "window on a grid"])
 def test_prompts_of_which_a_part_arrives_are_served(name: str) -> None:
     case = case_of(name)
@@ -339,11 +333,11 @@ def test_the_first_law_that_speaks_is_about_the_mistake(broken: Broken) -> None:
 
 
 def test_what_cannot_be_composed_ends_the_report_in_one_sentence_that_names_its_class() -> None:
-    report = report_on(ComponentCase(lambda: ByAHelpersClock("subject", Manifest([K, V], replay=4), Window(W))))
+    report = report_on(ComponentCase(lambda: ByAHelpersClock("subject", Manifest([K, V], admission="all"), Window(W))))
     assert [found.law for found in report.broken] == ["law_a_cache_can_be_composed_of_it"]
     assert report.verdicts[-1].law == "law_a_cache_can_be_composed_of_it"
     assert "class tests.support.broken_hooks.ByAHelpersClock" in report.broken[0].told
-    assert "replay=4 rebuilds its data" in report.broken[0].told
+    assert "admission says which states the tree takes" in report.broken[0].told
 
 
 class Rejects(Component):

@@ -56,9 +56,6 @@ from tests.support.broken_hooks import (
     RaisesAtTheThousandth,
     RaisesFarOut,
     ReadOnce,
-    Rebuilt,
-    RebuiltAndKeptLonger,
-    RebuiltAndLetGo,
     RejectsAll,
     RemembersEvictions,
     RemembersPrompts,
@@ -238,7 +235,6 @@ def rows() -> list[Broken]:
         ("a hook that nobody marked", of(Unmarked), WINDOW, "law_hooks_fit_their_specifications"),
         ("an op that looks up late", of(OpBefore), WINDOW, "law_no_schedule_of_steps_goes_wrong"),
         ("an answer of another type", of(AnswersTrue), WINDOW, "law_no_hook_raises"),
-        ("replay of what is needed nevertheless", of(replay=4), WINDOW, "law_a_cache_can_be_composed_of_it"),
         ("the reach is a page short, restored", of(reach=lambda: Window(W - 4)), WINDOW, tier),
         ("what was copied to the host is zeroed", of(ZeroesWhatWasCopied), WINDOW, touch),
         ("copies that lead nowhere", of(CopiesTheWrongWay), WINDOW, "law_no_hook_raises"),
@@ -254,9 +250,6 @@ def rows() -> list[Broken]:
         ("no state is admitted", of(reach=Point, admission=NOTHING), STATE, hits),
         ("what is read goes first", of(ReadOnce), WINDOW, hits),
         ("a lock on everything", of(LocksAll), WINDOW, "law_a_lease_keeps_little_more_than_resuming_needs"),
-        ("replay is one short", of(reach=Rebuilt, replay=W - 2), WINDOW, covers),
-        ("replay is one long", of(reach=RebuiltAndKeptLonger, replay=W), WINDOW, idle),
-        ("what is rebuilt is let go too early", of(reach=RebuiltAndLetGo, replay=W - 1), WINDOW, early),
         ("layers are given, and not whose entries they read", of(buffers=(SHARES, V)), NO_OWNERS, says_all),
         ("extra keys are taken for pairs", of(TakesExtraKeysForPairs), WINDOW, "law_no_hook_raises"),
         ("a prompt of no tokens is divided by", of(SharesOfNothing), WINDOW, "law_no_hook_raises"),
@@ -293,7 +286,6 @@ COSTS = {
     "states are dropped at each split",
     "states of long prompts only",
     "the last page is left out of each hit",
-    "replay is one long",
 }
 """Mistakes that cost more than they must, and break nothing."""
 
@@ -360,7 +352,6 @@ ORIGINALS = {
         attrs.evolve(STATE, buffers=(WIDE, V), at_rest=0.008),
     ),
     "two states on a path": (of(reach=Point, states_per_path=2), STATE),
-    "replayed": (of(reach=Rebuilt, replay=W - 1), WINDOW),
     "checkpoints of a state": (of(reach=Point, checkpoint_every=8, max_rewind=3), STATE),
     "no hits inside of images": (of(BeforeImages), IMAGES),
     "hooks that are timed": (of(Metered), WINDOW),

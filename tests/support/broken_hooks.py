@@ -13,9 +13,7 @@ from typing import Any
 
 import torch
 
-from prefixloom import AdmissionPolicy, Claim, Component, Reach, Receipt, SplitRule, Touch, Transfer, hookimpl
-from prefixloom.contract.reach import Interval
-from tests.support.broken_parts import W
+from prefixloom import AdmissionPolicy, Claim, Component, Receipt, SplitRule, Touch, Transfer, hookimpl
 
 CORES = os.cpu_count() or 1
 NOTHING = AdmissionPolicy("nothing", admit=lambda state: False)
@@ -326,23 +324,3 @@ class LocksAll(Component):
     @hookimpl
     def acquire_component_lock(self, anchor: Any) -> Receipt:
         return Receipt(positions=((0, anchor.boundary),))
-
-
-class Rebuilt(Reach):
-    """Nothing is needed, since it is rebuilt; a running sequence keeps what is read: right."""
-
-    early = 0
-
-    def needs(self, n: int) -> tuple[Interval, ...]:
-        return ()
-
-    def until(self, p: int) -> float:
-        return p + W - 1 - self.early
-
-
-class RebuiltAndLetGo(Rebuilt):
-    early = 1
-
-
-class RebuiltAndKeptLonger(Rebuilt):
-    early = -1

@@ -250,9 +250,7 @@ def setups() -> dict[str, Setup]:
             parts(Path(), Window(9), Point(), c={"checkpoint_every": 4, "max_rewind": 3, "states_per_path": 3}),
             max_rewind=3, slots=24,
         ),
-        "replay": make(parts(Path(), Nothing(), b={"replay": 6}), own={"b": 96}),
-        "replay under a window": make(parts(Window(6), Window(1), b={"replay": 10}), page=1, tokens=40),
-        "replay that is given back": make(parts(Path(), NeverNeeded(), b={"replay": 10}), page=1, tokens=40),
+        "never needed": make(parts(Path(), NeverNeeded()), page=1, tokens=40),
         "lent": make(parts(Path(), Window(9), Point()), slots=9, policy="slru", lent=True),
         "lent, page 1, lookahead 1": make(
             parts(Path(), Window(6), Point(), a={"lookahead": 1}), page=1, tokens=44, lent=True

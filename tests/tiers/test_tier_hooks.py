@@ -25,7 +25,6 @@ from prefixloom import hookimpl as hook
 from prefixloom.testing.inside.backdoor import copies
 from prefixloom_hicache import HostTier
 from tests.support.helpers import part, settle
-from tests.support.setups import Nothing
 from tests.support.tiers import serve, tiered
 
 
@@ -92,18 +91,6 @@ def test_t3_what_is_added_is_copied_as_far_as_it_is_there() -> None:
         cached.append(cache.stats().components["near"].cached)
         settle(cache)
     assert cached == [2, 4]
-
-
-def test_t3_of_what_is_rebuilt_and_not_below_nothing_can_be_added() -> None:
-    more = (Transfer("again", 0, 8, "host", "device"),)
-    again = part("again", Nothing(), Asked, replay=8)
-    again.more = lambda plan: more if plan.phase == "load" else None  # type: ignore[attr-defined]
-    cache = tiered(part("path", Path()), again)
-    serve(cache, range(40))
-    cache.evict(1000)
-    with cache.open(range(44)) as sequence:
-        assert sequence.restore().ready == 40
-    settle(cache)
 
 
 class Refusing(Component):

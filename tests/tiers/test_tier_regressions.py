@@ -8,10 +8,9 @@ import pytest
 
 import prefixloom.tiers.host_copies
 import prefixloom.tiers.restore
-from prefixloom import Component, Path, Point, Reach, Sinks, Transfer, TransferPlan, Window
+from prefixloom import Component, Path, Point, Sinks, Transfer, TransferPlan, Window
 from prefixloom import hookimpl as hook
 from prefixloom.cache.cache import Cache
-from prefixloom.contract.reach import Interval
 from prefixloom.testing.inside.backdoor import copies, tier_lanes
 from prefixloom.testing.schedules.simulated import SimulatedStream, Simulation
 from tests.support.helpers import part, settle
@@ -22,13 +21,6 @@ whole = prefixloom.tiers.host_copies.copy_between
 
 class Broken(RuntimeError):
     pass
-
-
-class Nothing(Reach):
-    """Needs nothing: what it had is rebuilt."""
-
-    def needs(self, n: int) -> tuple[Interval, ...]:
-        return ()
 
 
 def broken(*_: Any) -> None:
@@ -257,28 +249,6 @@ def test_a_host_slot_that_cannot_be_had_yet_takes_no_fence_from_another() -> Non
     kept.free()
     loading.close()
     other.abort()
-    settle(cache)
-
-
-def test_a_restore_ends_where_others_have_published_meanwhile_and_no_slot_can_be_had(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    asked = []
-    honest = prefixloom.tiers.restore.find_again
-
-    def counted(*args: Any) -> Any:
-        asked.append(1)
-        assert len(asked) < 50, "for ever"
-        return honest(*args)
-
-    monkeypatch.setattr(prefixloom.tiers.restore, "find_again", counted)
-    cache = tiered(part("path", Path()), part("again", Nothing(), replay=8), capacity={"again": 52})
-    with cache.open(range(41)) as sequence:
-        serve(cache, range(40), restore=False)
-        with cache.open([7] * 60) as other:
-            other.grow(48)
-            told = sequence.restore()
-            assert told.ready == sequence.ready
     settle(cache)
 
 

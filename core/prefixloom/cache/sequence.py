@@ -142,14 +142,6 @@ class Sequence(Handle):
         return self._running.publishable
 
     @property
-    def resume(self) -> int:
-        """Where the engine resumes: ``ready``, or earlier where a component rebuilds itself by replay.
-
-        Positions from ``resume`` to ``ready`` are run for that component alone; the others have them already.
-        """
-        return max(0, self._running.ready - self._core.shape.replay)
-
-    @property
     def tokens(self) -> Tokens:
         """The named tokens, encoded, with their extra keys: what a conversation's next turn extends."""
         return self._running.names.tokens

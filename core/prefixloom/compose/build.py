@@ -161,7 +161,6 @@ def make_shape(
     has_admission = any(lane.admit is not None for lane in state_lanes)
     limits = any(lane.per_path is not None for lane in state_lanes)
     tracks = any(lane.track_every for lane in state_lanes)
-    replay = max(part.manifest.replay for part in composition.parts)
     kept_whole = [lane.pool.capacity * lane.page for lane in page_lanes if not lane.retains]
     return Shape(
         composition=composition,
@@ -173,11 +172,9 @@ def make_shape(
         state_lanes=state_lanes,
         coded_lanes=coded_lanes,
         in_order=(*page_lanes, *state_lanes),
-        sharing=tuple(lane for lane in (*page_lanes, *state_lanes) if lane.shared),
         page=composition.page,
         lookahead=composition.lookahead,
         max_rewind=composition.max_rewind,
-        replay=replay,
         longest=min(kept_whole, default=1 << 62),
         rewind_limit=_rewind_limit(composition, lanes),
         validators=validators,

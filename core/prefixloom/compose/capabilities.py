@@ -165,11 +165,6 @@ def _faults(part: Part) -> Iterator[str]:
             f"its reach {reach!r} belongs to boundaries and yet needs token positions. Split it into two components, "
             f"one of each unit"
         )
-    if manifest.replay and (needs_data or states):
-        yield (
-            f"replay={manifest.replay} rebuilds its data in place of keeping it, and its reach {reach!r} needs data "
-            f"nevertheless. Give it a reach that needs nothing, or no replay"
-        )
 
 
 # ---------------------------------------------------------------- numbers
@@ -237,9 +232,7 @@ def sized_tier(tier: TierPart, demands: Iterable[Demand], page: int) -> TierPart
             f"{', '.join(TIER_HOOKS)}"
         )
     manifest = tier.manifest
-    held = [_at_rest(demand, manifest) for demand in demands if not demand.part.manifest.replay]
-    if not held:
-        raise CompositionError(f"{tier}: no component of this composition shares anything that it could hold")
+    held = [_at_rest(demand, manifest) for demand in demands]
     try:
         if manifest.memory is not None:
             sizes = equal_tokens(held, page, parse_memory(manifest.memory))

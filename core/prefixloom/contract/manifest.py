@@ -132,7 +132,6 @@ class Manifest:
     ``states_per_path``  boundary components: the most cached states on a path from the root; None: any number
     ``placement``        "sharded" or "replicated" over tensor and context parallel ranks
     ``stored_as``        a codec for content in the tree and in lower tiers
-    ``replay``           number of tokens to recompute before a boundary, for a component without a reach
     ``version``          version of the content of a slot; a store's records of another version are not read
     ``admission``        boundary components: an admission policy or its name; None: the composition's
     """
@@ -147,7 +146,6 @@ class Manifest:
     states_per_path: int | None = None
     placement: Literal["sharded", "replicated"] = "sharded"
     stored_as: Codec | None = None
-    replay: int = attrs.field(default=0, validator=_whole(0))
     admission: str | AdmissionPolicy | None = None
     version: int = attrs.field(default=1, validator=_whole(0))
 

@@ -214,14 +214,11 @@ def lowerings(core: Core, match: Match) -> Lowered:
 
 
 def wanted_at(core: Core, match: Match, states: Iterable[StateLane]) -> Wanted:
-    """Slots that opening at ``match`` takes: states that run in ``states``, what is rebuilt, what plugins claim."""
+    """Slots that opening at ``match`` takes: states that run in ``states``, what plugins claim."""
     shape = core.shape
-    if not match.claims and not shape.replay:
+    if not match.claims:
         return [(lane.room, lane.per_sequence, None) for lane in states]
     need = {lane.name: lane.per_sequence for lane in states}
-    for paged in shape.page_lanes:
-        if paged.replay and match.ready:
-            need[paged.name] = paged.replayed_pages(match.ready)
     for each, claim in zip(shape.lanes, match.claims, strict=False):
         if claim is not None and claim.need:
             need[each.name] = need.get(each.name, 0) + claim.need

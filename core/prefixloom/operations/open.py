@@ -38,7 +38,7 @@ def open_at(core: Core, match: Match, label: str, priority: int, until: float, *
     node = anchor(core, match)
     receipts = ask_receipts(core, match.namespace, node.end, match.extra) if shape.has_lock_hooks else None
     # All running states have their slots at once, or none before there is room.
-    with_slots = not (arrives or match.claims or shape.replay)
+    with_slots = not (arrives or match.claims)
     for point in shape.state_lanes:
         if point.per_sequence > point.live.at_hand:
             with_slots = False
@@ -101,15 +101,12 @@ def anchor(core: Core, match: Match) -> Node:
 
 
 def _make_room(core: Core, running: Running) -> None:
-    """Make room for what a new sequence takes: running states, what is rebuilt by replay, and what plugins claim."""
+    """Make room for what a new sequence takes: running states, and what plugins claim."""
     match = running.match
     lacking = [(lane, state) for lane, state in running.states if state.slot == NO_SLOT]
     make_room(core, wanted_at(core, match, [lane for lane, _ in lacking]), "open a sequence", by=running.label)
     for lane, state in lacking:
         lane.start(state)
-    for lane, holding in running.paged:
-        if lane.replay:
-            lane.make_replayed(holding)
     running.claimed_ops = [op for claim in match.claims if claim is not None for op in claim.ops]
     running.take_fence(core.flight)
 

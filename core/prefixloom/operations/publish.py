@@ -275,9 +275,9 @@ def _stops(core: Core, running: Running, upto: int) -> Many[int]:
     if not core.shape.tracks_checkpoints:
         return (upto,)
     found = {upto}
-    for lane, holding in running.states:
+    for _, holding in running.states:
         at = holding.checkpoint(upto)
-        if at > running.published and not at % core.shape.page and lane.shared:
+        if at > running.published and not at % core.shape.page:
             found.add(at)
     return sorted(found)
 
@@ -286,7 +286,7 @@ def _admit_late(core: Core, running: Running) -> None:
     """Hand over a state at the end that was not admitted while the sequence ran on: now it is the last."""
     node, upto = running.node, running.published
     if node.end:
-        lacking = [lane for lane in core.shape.state_lanes if lane.shared and node.cells[lane.index] is None]
+        lacking = [lane for lane in core.shape.state_lanes if node.cells[lane.index] is None]
         giving = _admitted(core, running, [lane for lane in lacking if lane.admit is not None], upto, upto)
         unwritten = _unwritten_slots(running)
         for lane in giving:
@@ -320,7 +320,7 @@ def _warn_of_no_state(core: Core, running: Running) -> None:
     if any(lane.evicted for lane in shape.state_lanes):
         core.misses_states = False
         return
-    lacking = [lane for lane in shape.state_lanes if lane.shared]
+    lacking: Many[StateLane] = shape.state_lanes
     node = running.node
     while node.end > running.ready:
         lacking = [lane for lane in lacking if node.cells[lane.index] is None]
@@ -342,7 +342,7 @@ def _warn_of_no_state(core: Core, running: Running) -> None:
 def _giving(core: Core, running: Running, upto: int, end: int) -> Many[Lane]:
     """Return the lanes that hand over what they have at ``upto``, unless a plugin, a policy or lack of room objects."""
     shape = core.shape
-    giving: Many[Lane] = shape.sharing
+    giving: Many[Lane] = shape.in_order
     if shape.has_insert_hooks:
         giving = _kept_by_plugins(core, running, giving, upto, last=upto == end)
     if shape.has_admission:

@@ -78,12 +78,9 @@ class Shape:
     state_lanes: tuple[StateLane, ...]
     coded_lanes: tuple[CodedLane, ...]
     in_order: tuple[Lane, ...]
-    sharing: tuple[Lane, ...]
-    """Those of ``in_order`` that hand what they have to the tree."""
     page: int
     lookahead: int
     max_rewind: int
-    replay: int
     longest: int
     """Tokens that the smallest pool of pages that are kept whole can hold."""
     rewind_limit: tuple[str, int] | None

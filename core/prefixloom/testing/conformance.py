@@ -177,12 +177,6 @@ def untested(case: ComponentCase) -> list[str]:
         out.append(f"what it makes of a model's config: {case.memo['config']}")
     if "other processes" in case.memo:
         out.append(f"whether another process answers the same: {case.memo['other processes']}")
-    if case.manifest.replay:
-        out.append("prompts of which a part arrives: what is rebuilt by replay has no slots there")
-        if case.truth.layers is None and max(len(buffer.layers) for buffer in case.manifest.buffers) > 1:
-            out.append("whether replay is long enough for entries that depend on layers below (layers=... would tell)")
-    if not case.is_cached:
-        out.append("copies to a tier below the device: nothing of it is ever in the tree (T1, D1)")
     if has_code(case):
         out.append(f"hooks at boundaries past {FAR}, or after more than {2 * REPEATS} calls")
         out.append(f"what hooks do to the content of prompts past {LONG} tokens")

@@ -218,7 +218,6 @@ def _load(copies: HostCopies, running: Running, end: Node, claims: Many[Claim | 
         with Pins() as pins:
             parts, plan = _parts(copies, end, pins, more)
             wanted: list[tuple[Any, int, object]] = [(part.lane, len(part.src), None) for part in parts]
-            wanted += [(lane, lane.replayed_pages(end.end), None) for lane in core.shape.page_lanes if lane.replay]
             make_room(core, wanted, "restore", end.end, running)
             work, filled = _copy_up(copies, running, parts)
             lease = acquire(core, end, running.namespace)
@@ -331,9 +330,6 @@ def _resume_at(core: Core, running: Running, end: Node, lease: Lease, filled: se
     opened = [(lane, lane.open(end)) for lane in core.shape.page_lanes]
     for lane, holding in opened:
         running.held[lane.index] = holding
-    for lane, holding in running.paged:
-        if lane.replay:
-            lane.make_replayed(holding)
     fills: list[Fill] = []
     for lane, state in running.states:
         state.as_of = end.end

@@ -56,7 +56,7 @@ class Lane(Generic[C, H]):
 
     __slots__ = (
         "closed_upward", "evicted", "feeds", "hooks", "in_tree", "index", "leased", "live", "name", "paged", "part",
-        "pool", "queue", "recorder", "replay", "residency", "shared", "surplus",
+        "pool", "queue", "recorder", "residency", "surplus",
     )  # fmt: skip
 
     unit = "page"
@@ -89,8 +89,6 @@ class Lane(Generic[C, H]):
         """What running sequences hold that may be more than they need, since there was room."""
         self.recorder: Recorder | None = None
         """Who is told of each change of a cell; None where nobody follows the cache."""
-        self.replay = part.manifest.replay
-        self.shared = not self.replay  # what is rebuilt is not worth keeping
 
     def reset(self) -> None:
         """A flush: nothing is cached or leased, the queue is new."""
@@ -407,19 +405,6 @@ class PageLane(Lane[C, P]):
         count = (node.end - node.parent.end) // self.page
         return ABSENT_BYTES * (count - len(data) // ID_BYTES) + data
 
-    # ------------------------------------------------------------ replay
-    def replayed_pages(self, boundary: int) -> int:
-        """Pages that rebuilding for a resume at ``boundary`` writes."""
-        return boundary // self.page - max(0, boundary - self.replay) // self.page
-
-    def make_replayed(self, holding: P) -> None:
-        """Own pages for what a resume at the holding's end rebuilds; the caller has made sure that they are free."""
-        last = len(holding.table)
-        count = self.replayed_pages(last * self.page)
-        if count:
-            holding.owned = last - count
-            holding.table[holding.owned :] = self.pool.take(count)
-
     # ------------------------------------------------------------ a sequence's way
     def close(self, holding: P) -> None:
         end = len(holding.table)
@@ -455,6 +440,6 @@ class PageLane(Lane[C, P]):
     def touches(self, holding: P, start: int, end: int, reads: list[int], writes: list[int]) -> None:
         table = holding.table
         last = -(-end // self.page)
-        first = max(holding.owned, (start - self.replay) // self.page) if end > start else last
+        first = max(holding.owned, start // self.page) if end > start else last
         reads.extend(slot for slot in table[:first] if slot != ABSENT)
         writes.extend(slot for slot in table[first:last] if slot != ABSENT)

@@ -281,7 +281,7 @@ class PartialLane(PageLane[PartialCover, RetainedHolding]):
     def open(self, node: Node) -> RetainedHolding:
         end = node.end
         holding = RetainedHolding(self._read(self._cells(node, self.paged.outlook[end]), end), end // self.page)
-        holding.looked = max(0, end - self.replay) // self.page
+        holding.looked = end // self.page
         return holding
 
     def row(self, node: Node, boundary: int) -> bytes:

@@ -167,8 +167,6 @@ class BenchSequence:
     """Entries that were written before their block of the grid was complete, so they lack their prefix's content."""
     states: dict[str, int] = attrs.field(factory=dict)
     singles: dict[str, dict[int, int]] = attrs.field(factory=dict)
-    begun: dict[str, int] = attrs.field(factory=dict)
-    """Where a component that replays began to rebuild: what lies before is not there."""
     from_below: int = 0
     """How many tokens were brought back from the tier below the device."""
     arrived: int = 0
@@ -311,14 +309,10 @@ class Bench:
         run = BenchSequence(sequence, namespace, future, salt, ids, {}, ready, from_below=ready - found)
         self.extend(run, len(tokens))
         for part in self.parts:
-            replay = part.manifest.replay
-            run.written[part.name] = run.begun[part.name] = ready
-            if replay:
-                group = part.manifest.tokens_per_slot
-                run.written[part.name] = run.begun[part.name] = max(0, ready - replay) // group * group
+            run.written[part.name] = ready
             if not part.page_tokens:
                 run.states[part.name] = ids[ready]
-            elif not replay:
+            else:
                 self._lists_what_it_needs(run, part)
         return run
 
@@ -366,9 +360,6 @@ class Bench:
                 slot, entry = table[p // page], p // group
                 said = "computing the tokens [%s, %s) reads position %s of %s, and its page is absent"
                 require(slot >= 0, "absent", said, start, end, p, part.name)
-                rebuilt = not part.manifest.replay or p >= run.begun[part.name]
-                said = "computing the tokens [%s, %s) reads position %s of %s, and replay began at %s"
-                require(rebuilt, "absent", said, start, end, p, part.name, run.begun[part.name])
                 if (entry + 1) * group <= run.written[part.name]:
                     wanted.append((slot, entry, self.expected(run, part, entry), p))
         puts = self._puts(run, part, table, end)
@@ -422,8 +413,7 @@ class Bench:
         puts = []
         for entry in range(begin, end // group):
             index = entry * group // page
-            shared = not part.manifest.replay
-            if shared and entry * group < run.sequence.published:
+            if entry * group < run.sequence.published:
                 continue  # the entry belongs to the tree; content that was inexact there stays so
             said = "the tokens up to %s are computed, and page %s of %s has no slot to write to"
             require(table[index] >= 0 or arriving, "absent", said, end, index, name)
@@ -513,13 +503,10 @@ class Bench:
             memory, group = self.memories[part.name], part.manifest.tokens_per_slot
             per = part.page_tokens // group
             done = min(run.written[part.name], run.sequence.committed)
-            begun = run.begun[part.name] if part.manifest.replay else 0
             for index, slot in enumerate(run.sequence.pages(part.name)):
                 for entry in range(index * per, (index + 1) * per) if slot >= 0 else ():
                     if (entry + 1) * group > done:
                         break
-                    if entry * group < begun:
-                        continue
                     wanted, found = self.expected(run, part, entry), memory.read(slot, entry % per)
                     if not memory.same(found, wanted):
                         said = f"position {entry * group} of {part.name}, in a page that a running sequence lists, "

@@ -106,11 +106,6 @@ class ComponentCase:
         return self.reach.unit == "boundary"
 
     @property
-    def is_cached(self) -> bool:
-        """Whether anything of it is ever in the tree."""
-        return not self.manifest.replay
-
-    @property
     def believed(self) -> tuple[str, ...]:
         """The facts about its layers that only the component itself states."""
         return self.truth.untold(self.manifest, self.has_states)

@@ -51,8 +51,6 @@ def played(case: ComponentCase, name: str, settings: Collection[Setting], make: 
         for setting in settings:
             if setting.page is not None and (setting.page % case.manifest.tokens_per_slot or case.manifest.page_size):
                 continue  # this component cannot have such a page
-            if setting.below and not (setting.beside or case.is_cached):
-                continue  # there is nothing that a tier could hold
             bench = Bench(case, setting.beside, page=setting.page, units=2)
             unit = max(4, bench.unit)
             if bench.touches and name != "alone" and not setting.late:

@@ -78,7 +78,7 @@ class Answers:
 
     def __init__(self, case: ComponentCase) -> None:
         self._layers = watch(case)
-        self._reach, self._reads, self._replay = case.reach, case.truth.reads, case.manifest.replay
+        self._reach, self._reads = case.reach, case.truth.reads
         self._needs: dict[int, tuple[Interval, ...]] = {}
         self._read: dict[int, tuple[Interval, ...]] = {}
 
@@ -86,10 +86,6 @@ class Answers:
         if n not in self._needs:
             self._needs[n] = merged(self._answer(self._reach.needs, "needs", n))
         return self._needs[n]
-
-    def there(self, n: int) -> tuple[Interval, ...]:
-        """What is there once a sequence has resumed at n: what the reach names, or what is rebuilt by replay."""
-        return ((max(0, n - self._replay), n),) if self._replay and n else self.needs(n)
 
     def reads(self, q: int) -> tuple[Interval, ...]:
         """The positions before q that the layers read to compute the token at q."""
@@ -107,9 +103,9 @@ class Answers:
     def read_outside(self, q: int, n: int) -> int | None:
         """The first position before n that the token at q reads, and that is not there once n was resumed at."""
         if not self.watched:
-            return first_outside(self.reads(q), self.there(n), n)
+            return first_outside(self.reads(q), self.needs(n), n)
         assert self._layers is not None
-        return self._layers.first_heard(q, gaps_of(self.there(n), n))
+        return self._layers.first_heard(q, gaps_of(self.needs(n), n))
 
     def is_read(self, p: int, q: int) -> bool:
         """Whether the token at q reads position p."""

@@ -258,8 +258,6 @@ class Player:
     def do_arrive(self, number: int, count: int) -> None:
         """Take over at most ``count`` named tokens that were computed elsewhere."""
         run = self.pick(number)
-        if any(part.manifest.replay for part in self.bench.parts):
-            return  # it has no slots in what arrives, and could rebuild nothing there
         if run is not None and self.bench.stream is None and run.sequence.reserved == run.sequence.committed:
             count = min(count, run.sequence.named - run.sequence.reserved)
             if count > 0:

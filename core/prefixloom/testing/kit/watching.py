@@ -147,11 +147,6 @@ class Layers:
         self.compute(tokens[1:], 0, cut + 1, self.memory(length + 9))  # another sequence comes between
         if self.has_states:
             return whole[cut:], self.compute(tokens, cut, length, before)
-        if self.manifest.replay:  # nothing is there, and what is read is computed again
-            start = max(0, cut - self.manifest.replay)
-            again = self.changed(before, [(0, cut)] if cut else [])
-            absent = range(start // self._page)
-            return whole[cut:], self.compute(tokens, start, length, again, absent=absent)[cut - start :]
         kept = {p // self._page for low, high in needs for p in range(low, high)}
         gone = [page for page in range(cut // self._page) if page not in kept]
         left_out = self.changed(before, gaps_of(tuple(needs), cut))

@@ -109,7 +109,7 @@ def law_the_answer_follows_from_the_view(case: AdmissionCase) -> None:
 def law_serving_goes_on_with_it(case: AdmissionCase) -> None:
     """A cache with the policy serves requests, counts no error of the policy, and gets every slot back.
 
-    Clauses: O17, O18, O19, M12.
+    Clauses: O17, O18, O19, M11.
     """
     manifest = Manifest([Buffer("content", (), "int64")], states_per_path=2, admission=case.policy())
     path = Component("path", Manifest([Buffer("content", (), "int64")]), Path())

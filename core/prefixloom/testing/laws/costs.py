@@ -38,17 +38,12 @@ def _alone(hooks: Sequence[str]) -> list[str]:
     return [hook for hook in hooks if hook != "run_forward_op"]
 
 
-def _beside(case: ComponentCase) -> tuple[str, ...]:
-    """What is never in the tree hits only beside something that is."""
-    return () if case.is_cached else ("path",)
-
-
 def _hits(case: ComponentCase, length: int, without: Collection[str] = (), branched: bool = False) -> int:
     """How many tokens of a prompt of so many pages hit, once it was served in two steps with nothing else there.
 
     ``branched``: a prompt that begins like it, and then differs, was served after it.
     """
-    bench = Bench(case, _beside(case), units=2 * length + 8, without=without, blank=True)
+    bench = Bench(case, units=2 * length + 8, without=without, blank=True)
     unit, ahead = bench.unit, bench.cache.composition.lookahead
     half, end = length // 2 * unit, length * unit + ahead
     prompt = list(range(1000, 1000 + end))
@@ -95,7 +90,7 @@ def _loses(case: ComponentCase, hooks: Sequence[str], length: int, branched: boo
 
 def _hot(case: ComponentCase, length: int, without: Collection[str] = ()) -> int:
     """Serve one prompt again and again, and new ones between. Return how many of its tokens hit."""
-    bench = Bench(case, _beside(case), units=4 * length, without=without, blank=True)
+    bench = Bench(case, units=4 * length, without=without, blank=True)
     unit, ahead, hit = bench.unit, bench.cache.composition.lookahead, 0
     hot = list(range(1000, 1000 + length * unit))
     for number in range(ROUNDS):
@@ -133,7 +128,7 @@ def law_a_lease_keeps_little_more_than_resuming_needs(case: ComponentCase) -> No
 
     Clauses: L2, L3.
     """
-    if not case.is_cached or "acquire_component_lock" not in Bench(case).spy.overridden:
+    if "acquire_component_lock" not in Bench(case).spy.overridden:
         raise NotApplicable("it widens no lock")
     part, unit = Bench(case, blank=True).parts[0], Bench(case, blank=True).unit
     length = next(

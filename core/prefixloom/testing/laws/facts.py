@@ -42,7 +42,7 @@ def law_each_component_is_an_instance_of_its_own(case: ComponentCase) -> None:
 def law_a_cache_can_be_composed_of_it(case: ComponentCase) -> None:
     """A cache can be composed with the component.
 
-    Clauses: C6, M14, R10, R15.
+    Clauses: C6, M13, R10, R15.
     """
     composed_as_it_is(case)  # what is impossible is refused, with the reason
     Bench(case)

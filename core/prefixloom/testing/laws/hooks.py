@@ -57,8 +57,7 @@ def law_hooks_are_called_when_the_contract_says(case: ComponentCase) -> None:
 
     Clauses: H4, H5, F1, I1, I2, L1, U1, U2, S1, W1, W2, T1, T2, D1, D2.
     """
-    if case.is_cached:
-        _asked_about_copies(case)
+    _asked_about_copies(case)
     bench = Bench(case, units=40, listening=True)
     unit, spy, cache = bench.unit, bench.spy, bench.cache
     tokens = text_of(0)[: 4 * unit + 1 + cache.composition.lookahead]
@@ -77,9 +76,8 @@ def law_hooks_are_called_when_the_contract_says(case: ComponentCase) -> None:
     require(figures == (0, 3 * unit, len(tokens), 0), "calls", told, 3 * unit, figures)
     spy.calls.clear()
     run.sequence.publish()
-    published = int(case.is_cached)
     if not case.manifest.checkpoint_every:
-        _called("publish", spy, commit_insert=published, acquire_component_lock=1)
+        _called("publish", spy, commit_insert=1, acquire_component_lock=1)
         for (walk,) in heard("commit_insert"):
             span = (walk.start, walk.boundary, walk.last)
             require(span == (0, 3 * unit, False), "calls", "a publication of [0, %s) is shown as %s", 3 * unit, span)
@@ -221,7 +219,7 @@ def law_another_process_answers_the_same(case: ComponentCase) -> None:
 
 def _calls(case: ComponentCase) -> list[Call]:
     """Return the calls of hooks, and their answers, while requests in many namespaces are served."""
-    bench = Bench(case, below="through" if case.is_cached else "")
+    bench = Bench(case, below="through")
     unit = bench.unit
     ops = written(f"{case.seed} elsewhere", 60, max(4, unit))
     for number in range(12):
@@ -275,7 +273,7 @@ def law_a_hook_that_raises_has_the_documented_consequence(case: ComponentCase) -
     Clauses: H9, H10, V4, F5, I5, S3, L4, U4, E4, W1, W5, X4, X5, T4, D4.
     """
     with quiet():
-        for hook in (*FAIL, *COUNTED, *(BETWEEN_TIERS if case.is_cached else ())):
+        for hook in (*FAIL, *COUNTED, *BETWEEN_TIERS):
             _raise_in(case, hook)
 
 

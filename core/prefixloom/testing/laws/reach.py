@@ -73,9 +73,9 @@ def law_needs_and_until_are_pure(case: ComponentCase) -> None:
 
 
 def law_the_reach_covers_what_the_layers_read(case: ComponentCase) -> None:
-    """Resuming at n needs, or rebuilds by replay, every position before n that a token at or after n reads.
+    """Resuming at n needs every position before n that a token at or after n reads.
 
-    Clauses: P3, R9, R10, M11.
+    Clauses: P3, R9, R10.
     """
     probes = _told(case)
     if not probes.watched:
@@ -106,7 +106,7 @@ def _covered_where_all_is_small(case: ComponentCase, probes: Probes) -> None:
         for low, high in probes.reads(q):
             last.update(dict.fromkeys(range(low, high), q))
     for n in range(0, DENSE // 2, case.manifest.tokens_per_slot):
-        now = probes.there(n)
+        now = probes.needs(n)
         for p in range(n):
             if last.get(p, -1) >= n and not contains(now, p):
                 first = next(q for q in range(n, last[p] + 1) if contains(probes.reads(q), p))
@@ -121,11 +121,6 @@ def _told(case: ComponentCase) -> Probes:
 
 
 def _missed(case: ComponentCase, q: int, p: int, n: int) -> str:
-    if case.manifest.replay:
-        return (
-            f"the token at {q} reads position {p}, and a sequence that resumes at {n} rebuilds what lies from "
-            f"{max(0, n - case.manifest.replay)} on (replay={case.manifest.replay}): it would read what is not there"
-        )
     named = str(case.reach.needs(n))
     return (
         f"the token at {q} reads position {p}, and needs({n}) is {named if len(named) < 200 else named[:200] + '...'}: "
@@ -143,15 +138,10 @@ def law_until_is_the_last_boundary(case: ComponentCase) -> None:
     case.only_pages()
     reach, probes = case.reach, probes_of(case)
     for n in probes.boundaries:
-        for p in ends_of(probes.there(n)):
+        for p in ends_of(probes.needs(n)):
             until = reach.until(p)
             if not isinstance(until, int | float) or isnan(until):
                 raise LawBroken(f"until({p}) is {until!r}, and must be a number")
-            if until < n and case.manifest.replay:
-                raise LawBroken(
-                    f"until({p}) is {until}, and by replay={case.manifest.replay} the token at {n} reads position {p}: "
-                    f"a running sequence would give it back too early. Let until(p) be p + replay, or leave it out"
-                )
             if until < n:
                 raise LawBroken(
                     f"until({p}) is {until}, and needs({n}) names position {p}: it would be given back too early, by "
@@ -159,7 +149,7 @@ def law_until_is_the_last_boundary(case: ComponentCase) -> None:
                 )
     for p in probes.boundaries:
         until = reach.until(p)
-        if p + 1 < until < inf and not contains(probes.there(int(until)), p):
+        if p + 1 < until < inf and not contains(probes.needs(int(until)), p):
             raise LawBroken(
                 f"until({p}) is {until}, and needs({int(until)}) does not name position {p}: the last boundary that "
                 f"needs it comes before, and a running sequence keeps what it may give back"
@@ -239,26 +229,19 @@ def _gaps(probes: Probes) -> list[tuple[int, int, int]]:
 
 
 def law_the_reach_names_nothing_that_no_layer_reads(case: ComponentCase) -> None:
-    """Every position that resuming at n needs, or rebuilds, is read by some token at or after n, so none is in vain.
+    """Every position that resuming at n needs is read by some token at or after n, so none is in vain.
 
-    Clauses: R9, R10, L2, M11.
+    Clauses: R9, R10, L2.
     """
     probes = _told(case)
     for n in probes.served(8, 12):
         if n % case.manifest.tokens_per_slot:
             continue
         later = sorted({*probes.later(n), *range(n, min(n + (4 if probes.watched else 40), FAR))})
-        ends = ends_of(probes.there(n))
+        ends = ends_of(probes.needs(n))
         for p in ends[:: max(1, len(ends) // 4)] if probes.watched else ends:
             if not any(probes.is_read(p, q) for q in later) and not _read_far_on(probes, p, n):
-                raise Wasteful(_rebuilt_in_vain(case, p, n) if case.manifest.replay else _idle(probes, p, n))
-
-
-def _rebuilt_in_vain(case: ComponentCase, p: int, n: int) -> str:
-    return (
-        f"replay={case.manifest.replay} rebuilds position {p} for a sequence that resumes at {n}, and no token from "
-        f"{n} on reads it: each hit computes tokens for nothing"
-    )
+                raise Wasteful(_idle(probes, p, n))
 
 
 def _read_far_on(probes: Probes, p: int, n: int) -> bool:

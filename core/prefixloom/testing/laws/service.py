@@ -16,7 +16,7 @@ from ..kit.outcomes import SERVING, beside, branches, judge, late, off_the_grid,
 def law_what_is_restored_is_what_was_live(case: ComponentCase) -> None:
     """A sequence reads exactly what was computed from its own tokens: bitwise, or within the codec's tolerance.
 
-    Clauses: M1, M2, M6, M10, M11, M13, P2, P4, P5, R14.
+    Clauses: M1, M2, M6, M10, M12, P2, P4, P5, R14.
     """
     judge(case, [*random_scripts(case), *late(case)], "content")
 
@@ -34,7 +34,7 @@ def law_a_hit_ends_where_it_may(case: ComponentCase) -> None:
 def law_content_depends_on_no_later_token(case: ComponentCase) -> None:
     """Content cached up to b depends only on the tokens up to b + lookahead, so prompts that differ later may share it.
 
-    Clauses: M5, M13.
+    Clauses: M5, M12.
     """
     judge(case, branches(case), "content")
 
@@ -42,7 +42,7 @@ def law_content_depends_on_no_later_token(case: ComponentCase) -> None:
 def law_content_is_exact_on_the_grid(case: ComponentCase) -> None:
     """Content cached at a boundary does not depend on how the tokens before it were cut into steps.
 
-    Clauses: M4, M13.
+    Clauses: M4, M12.
     """
     judge(case, off_the_grid(case), "content")
 
@@ -50,7 +50,7 @@ def law_content_is_exact_on_the_grid(case: ComponentCase) -> None:
 def law_content_is_that_of_a_namespace_and_its_extra_keys(case: ComponentCase) -> None:
     """Content is not found by the same tokens in another namespace or with other extra keys.
 
-    Clauses: M13.
+    Clauses: M12.
     """
     bench = Bench(case, units=60)
     unit, tokens = bench.unit, text_of(0)[: 5 * bench.unit + 1]
@@ -88,8 +88,6 @@ def law_a_running_sequence_keeps_what_it_still_needs(case: ComponentCase) -> Non
     Clauses: P3, I3, M6, M7, C4.
     """
     judge(case, [*random_scripts(case), *off_the_grid(case), *late(case)], "absent")
-    if case.manifest.replay:
-        return
     for length in (1, 2, 3, 5, 8):
         kept, left = (_hits(case, length, reclaims=reclaims) for reclaims in (False, True))
         said = "a sequence of %s pages gave back early what it could, was computed and closed: %s tokens hit, not %s"
@@ -116,8 +114,6 @@ def law_a_lease_covers_exactly_what_resuming_needs(case: ComponentCase) -> None:
 
     Clauses: L2, L3, R1, R2, R3, R14, E1.
     """
-    if case.manifest.replay:
-        raise NotApplicable("it is rebuilt by replay, and nothing of it is ever in the tree")
     for pages in (1, 2, 4, 6):
         bench = Bench(case, units=40)
         part, unit = bench.parts[0], bench.unit
@@ -153,7 +149,7 @@ def law_memory_that_nothing_needs_lowers_no_hit(case: ComponentCase) -> None:
 
     Clauses: R17.
     """
-    if case.has_states or not case.is_cached or case.reach.until(0) != inf:
+    if case.has_states or case.reach.until(0) != inf:
         raise NotApplicable("no later boundary may use it for good")
     if any(low < high for n in range(1, 257) for low, high in case.reach.needs(n)):
         raise NotApplicable("boundaries need it")

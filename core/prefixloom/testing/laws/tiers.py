@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..kit.case import ComponentCase, NotApplicable
+from ..kit.case import ComponentCase
 from ..kit.outcomes import SERVING, below, judge
 
 
@@ -11,6 +11,4 @@ def law_what_comes_back_from_a_tier_is_what_was_live(case: ComponentCase) -> Non
 
     Clauses: T3, D3, P4, P5, M10.
     """
-    if not case.is_cached:
-        raise NotApplicable("nothing of it is ever in the tree, so a tier has nothing to hold")
     judge(case, below(case), *SERVING)

@@ -79,12 +79,10 @@ class ComparedCache:
                 part.page_tokens,
                 part.manifest.tokens_per_slot,
                 part.manifest.lookahead,
-                not part.manifest.replay,
                 part.capacity,
                 part.manifest.max_rewind,
                 -(-part.manifest.checkpoint_every // composition.page) * composition.page,
                 part.manifest.states_per_path,
-                part.manifest.replay,
                 composition.max_rewind + 1 if part.reach.unit == "boundary" and composition.max_rewind else 0,
             )
             for part in composition.parts
@@ -185,7 +183,7 @@ class ComparedCache:
             if not leased.gone:
                 cover(anchor(leased.lease), leased.cover[f.name])
         for run in self.running:
-            if run.gone or not f.shareable:
+            if run.gone:
                 continue
             if f.boundary:
                 if f.name in run.sourced:
@@ -218,7 +216,7 @@ class ComparedCache:
         """Return a sequence's own pages that nothing needs any more, which it keeps only while there is room."""
         if f.boundary or f.path or run.gone:
             return []
-        first = run.published // f.page if f.shareable else 0
+        first = run.published // f.page
         table = run.sequence.pages(f.name)
         return [
             index
@@ -268,7 +266,7 @@ class ComparedCache:
         if f.boundary:
             return list(state_slots(run.sequence, f.name))
         table = run.sequence.pages(f.name)
-        return [slot for slot in (table[run.published // f.page :] if f.shareable else table) if slot >= 0]
+        return [slot for slot in table[run.published // f.page :] if slot >= 0]
 
     def everything(self) -> Lost:
         """Return the value of ``may_lose`` for an operation that may evict anything."""
@@ -462,10 +460,9 @@ class ComparedCache:
         lengths = (s.reserved, s.committed, s.published, s.named)
         wanted = (run.reserved, run.committed, run.published, run.named)
         require(lengths == wanted, "reserved, committed, published, named are %s, not %s", lengths, wanted)
-        replay = max(f.replay for f in self.model.facts)
-        told = (s.ready, s.resume, s.publishable, s.namespace)
-        meant = (run.ready, max(0, run.ready - replay), self.model.publishable(run), run.namespace)
-        require(told == meant, "ready, resume, publishable and namespace are %s, not %s", told, meant)
+        told = (s.ready, s.publishable, s.namespace)
+        meant = (run.ready, self.model.publishable(run), run.namespace)
+        require(told == meant, "ready, publishable and namespace are %s, not %s", told, meant)
         for f in self.model.facts:
             if f.boundary:
                 owned, most = len(state_slots(s, f.name)), 1 + f.steps + len(run.tracks[f.name])
@@ -482,7 +479,7 @@ class ComparedCache:
             require(not missing, "%s: a sequence at %s lacks pages %s", f.name, wanted, sorted(missing))
             for index in listed:
                 slot = table[index]
-                if f.shareable and index * f.page < run.published:
+                if index * f.page < run.published:
                     self.check_borrowed(f, run, index, slot, view)
                 done = (min(run.written[f.name], (index + 1) * f.page) - index * f.page) // f.group
                 if done > 0:
@@ -588,8 +585,7 @@ class ComparedCache:
             require(right, "match at %s of %s: %s is in the way", ready, min(walked, limit), plan.limited_by)
         else:
             require(plan.limited_by is None, "match at %s, as deep as can be: %s is in the way", ready, plan.limited_by)
-        taken = {f.name: 1 + f.steps if f.boundary else f.replayed(ready) for f in self.model.facts}
-        taken = {name: count for name, count in taken.items() if count}
+        taken = {f.name: 1 + f.steps for f in self.model.facts if f.boundary}
         exact = not self.room_is_exact or plan.need == taken
         require(exact, "opening at %s takes %s, and the plan says %s", ready, taken, plan.need)
         for f in self.model.facts:

@@ -195,7 +195,7 @@ class Operations(SequenceOperations):
         may_lose: dict[str, int] = {}
         for f in self.model.facts:
             handed = slots[f.name]
-            if not f.shareable or upto == got.ready:
+            if upto == got.ready:
                 pieces: set[Piece] = set()
             elif f.boundary:
                 pieces = {self.model.piece(f, ids, upto)} if handed and upto == boundary else set()
@@ -276,13 +276,11 @@ class Operations(SequenceOperations):
             asked = {name: option for name, option in options.items() if name not in ("priority", "until")}
             with self.cache.lease(self.cache.match(what, **asked) if asked else what) as lease:
                 view = self.view = self.reader.read([*self.anchors(), (namespace, anchor(lease))])
-                states.update({f.name: f.replayed(lease.boundary) for f in self.model.facts if f.replay})
                 refused = self.room_is_exact and self.room(states, anchor(lease))
                 require(not refused, "no room for running states, and there is: %s", view)
             self.compare("open refused", may_lose=None)
             return
         boundary = judged(sequence.ready)
-        states.update({f.name: f.replayed(boundary) for f in self.model.facts if f.replay})
         ids = self.model.names.prefixes(namespace, tokens)
         pending = {f.name for f in self.model.facts if f.boundary}
         run = ModelSequence(
@@ -296,7 +294,7 @@ class Operations(SequenceOperations):
             boundary,
             len(tokens),
             ids,
-            {f.name: boundary - f.replayed(boundary) * f.page for f in self.model.facts},
+            dict.fromkeys(self.facts, boundary),
             pending,
             set(pending) if boundary else set(),
         )
@@ -312,7 +310,7 @@ class Operations(SequenceOperations):
         self.compare("open", may_lose=self.everything() if self.allowances.narrows else states)
         self.record_cover(run, anchor(sequence))
         for f in self.model.facts:
-            if not f.boundary and f.shareable:
+            if not f.boundary:
                 listed = self.held(run)[f.name]
                 require(listed >= f.needed(boundary), "%s: open at %s lists %s", f.name, boundary, listed)
 
@@ -373,7 +371,7 @@ class Operations(SequenceOperations):
                 return
             if f.boundary and self.model.piece(f, run.ids, upto) not in self.model.resident[f.name] and upto:
                 return
-            if not f.boundary and (not f.shareable or not f.needed(upto) <= held[f.name]):
+            if not f.boundary and not f.needed(upto) <= held[f.name]:
                 return
         self.count("complete")
         require(self.model.usable(run.ids, upto), "closed at %s with everything held, and it cannot be resumed", upto)

@@ -227,7 +227,7 @@ class SequenceOperations(ComparedCache):
             index, last = divmod(end - f.group, f.page)
             if index in run.absent.get(f.name, ()):
                 continue
-            shared = f.shareable and index * f.page < run.published
+            shared = index * f.page < run.published
             require(not shared, "%s: published content must be written again", f.name)
             require(table[index] >= 0, "%s: page %s of %s has no slot to write", f.name, index, table)
             number = run.ids[min(end + f.lookahead, known)]
@@ -367,8 +367,8 @@ class SequenceOperations(ComparedCache):
                 writes |= {*slots, *singles} if run.reserved > first else set()
                 continue
             for index, slot in enumerate(slots):
-                own = not f.shareable or index * f.page >= run.published
-                written = own and run.reserved > first and (index + 1) * f.page > first - f.replay
+                own = index * f.page >= run.published
+                written = own and run.reserved > first and (index + 1) * f.page > first
                 if slot >= 0:
                     (writes if written else reads).add(slot)
         return reads, writes
@@ -489,7 +489,7 @@ class SequenceOperations(ComparedCache):
         optional: Pieces = {}
         room: dict[str, int] = {}
         for f in self.model.facts:
-            if not f.boundary or not f.shareable:
+            if not f.boundary:
                 continue
             name = f.name
             due = self.model.checkpoint(f, run, upto)

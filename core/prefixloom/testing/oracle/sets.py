@@ -30,13 +30,11 @@ class Facts:
     page: int
     group: int
     lookahead: int
-    shareable: bool
     capacity: int
     rewind: int | None
     every: int = 0
     """States: a checkpoint is kept at each multiple of this."""
     per_path: int | None = None
-    replay: int = 0
     steps: int = 0
     """States: slots for the states after each token of a small step, to rewind to."""
     _needed: dict[int, frozenset[int]] = field(default_factory=dict)
@@ -70,10 +68,6 @@ class Facts:
             known = self.needed(n) | {index for index in later if self.ever_needed_from(index, n)}
             self._outlook[n] = known
         return known
-
-    def replayed(self, boundary: int) -> int:
-        """Return how many pages a resume at ``boundary`` rebuilds by replay."""
-        return boundary // self.page - max(0, boundary - self.replay) // self.page if self.replay else 0
 
     def ever_needed_from(self, index: int, floor: int) -> bool:
         """Whether any boundary from ``floor`` on may need page ``index``, by ``until``."""
@@ -253,7 +247,7 @@ class SetModel:
         lengths = set(range(run.floor, run.reserved + 2 * self.page, self.page))
         lengths.update(range(self.rewind_floor(run), run.committed + 1))
         lengths.update(boundary for tracks in run.tracks.values() for boundary in tracks)
-        had = f.needed(run.ready) if f.shareable else frozenset()
+        had = f.needed(run.ready)
         absent = run.absent.get(f.name, set())
         return {
             index
@@ -275,5 +269,5 @@ class SetModel:
         return {
             f.name: {self.piece(f, run.ids, index) for index in held[f.name] if run.published <= index * f.page < upto}
             for f in self.facts
-            if f.shareable and not f.boundary
+            if not f.boundary
         }
