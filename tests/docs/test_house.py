@@ -113,7 +113,7 @@ BUDGET: dict[str, int] = {
     "core/prefixloom/keys": 630,
     "core/prefixloom/storage": 715,
     "core/prefixloom/contract": 2_230,
-    "core/prefixloom/device": 2_970,
+    "core/prefixloom/device": 2_890,
     "core/prefixloom/tree": 2_880,
     "core/prefixloom/operations": 3_790,
     "core/prefixloom/cache": 990,

@@ -361,7 +361,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("filling alone leaves out a plugin's ops", "operations/step.py", "check_alone",
            "(*asked, *(op.component for op in running.claimed_ops))", "()",
            ("test", "test_fill.py", "has_to_run_them")),
-    Mutant("a grown page is handed out twice", "device/pool.py", "Pool.take_at_hand",
+    Mutant("a grown page is handed out twice", "device/pool.py", "Pool.take",
            "self.at_hand = first", "self.at_hand = first\nself._free[0] = self._free[first]",
            ("law", "law_every_answer_is_what_the_sets_say", "path")),
     Mutant("closing gives nothing back", "tree/lane.py", "PageLane.close",

@@ -65,7 +65,7 @@ MUTANTS: tuple[tuple[str, str, str, str, str, str], ...] = (
     ("everybody reads for himself", "tiers/store_reads.py", "Fetch._comes_after", "self.held < shared <= other.boundary or other.boundary == self.boundary", "False", READS),
     ("who waits behind another is not let go", "tiers/store_reads.py", "Fetch._guarded", "self._wake_waiting()\nif isinstance(error, InvariantError):\n    raise", "if isinstance(error, InvariantError):\n    raise", READS),
     ("a forgotten fetch is thought to read", "tiers/store_reads.py", "Fetch.forget", "if self in self.reads.reading:\n    self.reads.reading.remove(self)\nfor other in self.waiting:\n    other.forget()", "for other in self.waiting:\n    other.forget()", READS),
-    ("runs end as single pages", "device/pool.py", "Pool.take_at_hand", "if self.orderly:\n    self._order(count)", "if False:\n    self._order(count)", "test_pool.py"),
+    ("runs end as single pages", "device/pool.py", "Pool.take", "if self.orderly:\n    self._order(count)", "if False:\n    self._order(count)", "test_pool.py"),
     ("order costs who copies nothing", "device/pool.py", "Pool.__init__", "self.orderly = False", "self.orderly = True", COPIES),
     ("copied pools see to no order", "tiers/host_copies.py", "HostCopies._run_one", "source.orderly = target.orderly = self._orderly\ntarget.enter(mine.dst, Stage.WRITING)", "target.enter(mine.dst, Stage.WRITING)", COPIES),
     ("a dropped namespace comes back", "operations/lease.py", "drop_namespace", "core.below.namespace_dropped(namespace)", "", READS),

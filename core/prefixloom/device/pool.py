@@ -22,6 +22,7 @@ from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
+from itertools import compress, repeat
 from typing import TYPE_CHECKING, Any
 
 from ..contract.manifest import Layout, Manifest
@@ -39,16 +40,15 @@ if TYPE_CHECKING:
 class Stage(IntEnum):
     """The stages of a slot's life. A failed step takes a slot from WRITING back to RESERVED."""
 
-    FREE = 0
+    FREE = 0  # it has no owner; a step in flight may still touch it
     RESERVED = 1  # it has an owner, but no content
     WRITING = 2  # an open step writes it
     SEALED = 3  # all work that writes it has been enqueued: its content belongs to its owner's tokens
     PUBLISHED = 4  # the tree owns it
-    RETIRED = 5  # it has no owner, and a step in flight may still touch it
 
 
 BEFORE: dict[Stage, tuple[Stage, ...]] = {
-    Stage.RESERVED: (Stage.FREE, Stage.RETIRED, Stage.WRITING),
+    Stage.RESERVED: (Stage.FREE, Stage.WRITING),
     Stage.WRITING: (Stage.RESERVED, Stage.WRITING, Stage.SEALED),
     Stage.SEALED: (Stage.RESERVED, Stage.WRITING, Stage.SEALED),
     Stage.PUBLISHED: (Stage.SEALED, Stage.PUBLISHED),
@@ -89,32 +89,16 @@ MOST_PAGES = 2**31 - 1
 
 
 def present(data: bytes) -> int:
-    """The number of page numbers in ``data`` that are not *absent*."""
+    """Return how many page numbers in ``data`` are not *absent*."""
     # The top bit of a page number is clear, so the bytes of an absent one are found at aligned places only.
     return len(data) // ID_BYTES - data.count(ABSENT_BYTES)
 
 
-def _as_tensor(numbers: array[int]) -> Tensor:
-    """A tensor over the same memory."""
+def bounds(slots: array[int]) -> tuple[int, int]:
+    """Return the smallest and the largest of some slots."""
     import torch
 
-    return torch.frombuffer(numbers, dtype=torch.int32)
-
-
-def _indices(slots: array[int]) -> Tensor:
-    """Slots as indices into a tensor; there must be some."""
-    return _as_tensor(slots).long()
-
-
-MANY = 64
-"""From so many slots on, work on all of them at once is quicker than a loop."""
-
-
-def bounds(slots: array[int]) -> tuple[int, int]:
-    """The smallest and the largest of some slots."""
-    if len(slots) < MANY:
-        return min(slots), max(slots)
-    least, most = _as_tensor(slots).aminmax()
+    least, most = torch.frombuffer(slots, dtype=torch.int32).aminmax()
     return int(least), int(most)
 
 
@@ -135,7 +119,7 @@ class Pool:
     """
 
     __slots__ = (
-        "_flags", "_free", "_inside", "_ordered", "_view", "at_hand", "blocks", "buffers", "capacity", "device",
+        "_free", "_inside", "_ordered", "_view", "at_hand", "blocks", "buffers", "capacity", "device",
         "dropped", "entries", "fence", "layout", "manifest", "minted", "name", "orderly", "outside", "resets",
         "retired", "retiring", "unit",
     )  # fmt: skip
@@ -159,9 +143,7 @@ class Pool:
         self.at_hand = 0 if lent else capacity
         self.outside = capacity - self.at_hand
         """The number of slots that the engine has which lends them."""
-        # By slot, 1: it is in the pool. None: all are, for good.
-        self._inside = array("i", bytes(ID_BYTES * capacity)) if lent else None
-        self._flags = _as_tensor(self._inside) if self._inside else None  # the same memory, for many slots at once
+        self._inside = bytearray(capacity) if lent else None  # by slot, 1: it is in the pool. None: all are, for good
         self._ordered = 0  # how many were free when they were last sorted
         self.orderly = False  # whether neighbouring pages are handed out together
         self.fence = Fence()
@@ -212,10 +194,6 @@ class Pool:
         """
         if count > self.at_hand:
             self._free_early(count)
-        return self.take_at_hand(count)
-
-    def take_at_hand(self, count: int) -> array[int]:
-        """``take`` pages, when there are enough that do not wait for a step."""
         if self.orderly:
             self._order(count)
         last = self.at_hand
@@ -242,27 +220,21 @@ class Pool:
     def give(self, data: bytes) -> None:
         """Give back pages that the caller owns. ``data`` holds their numbers, none of them absent."""
         if self.fence.stamp:
-            self._retire(data)
+            self.retired.append((self.fence.stamp, data))
+            self.retiring += len(data) // ID_BYTES
+            self.fence.retiring = True
         else:
-            first = self.at_hand * ID_BYTES
-            last = first + len(data)
-            self._view[first:last] = data
-            self.at_hand = last // ID_BYTES
+            self._add_free(data)
 
-    def give_slots(self, slots: list[int]) -> None:
-        """``give`` back state slots."""
-        ids = array("i", slots)
-        if self.fence.stamp:
-            self._retire(ids.tobytes())
-        elif slots:  # an array with an exported view refuses the assignment of an empty slice
-            first = self.at_hand
-            self.at_hand = last = first + len(slots)
-            self._free[first:last] = ids
+    def give_slots(self, slots: Iterable[int]) -> None:
+        """``give`` back slots by their numbers."""
+        self.give(array("i", slots).tobytes())
 
-    def _retire(self, data: bytes) -> None:
-        self.retired.append((self.fence.stamp, data))
-        self.retiring += len(data) // ID_BYTES
-        self.fence.retiring = True
+    def _add_free(self, data: bytes) -> None:
+        first = self.at_hand * ID_BYTES
+        last = first + len(data)
+        self._view[first:last] = data
+        self.at_hand = last // ID_BYTES
 
     def settle(self, over: int) -> None:
         """Free the slots that waited for steps up to number ``over``, which have ended."""
@@ -272,10 +244,7 @@ class Pool:
 
     def _free_again(self, data: bytes) -> None:
         """Move retired slots to the free list."""
-        first = self.at_hand * ID_BYTES
-        last = first + len(data)
-        self._view[first:last] = data
-        self.at_hand = last // ID_BYTES
+        self._add_free(data)
         self.retiring -= len(data) // ID_BYTES
 
     def _free_early(self, count: int) -> None:
@@ -295,49 +264,28 @@ class Pool:
         """Whether a slot is in the pool, and not with the engine that lends it."""
         return self._inside is None or bool(self._inside[slot])
 
-    def are_here(self, slots: array[int]) -> list[bool]:
-        """Of each slot, none of them absent, whether it is in the pool."""
-        inside = self._inside
-        if inside is None or self._flags is None:
-            return [True] * len(slots)
-        if len(slots) < MANY:
-            return [inside[slot] == 1 for slot in slots]
-        found: list[bool] = self._flags[_indices(slots)].bool().tolist()
-        return found
-
     def may_come(self, slots: array[int]) -> bool:
         """Whether all ``slots`` are outside, and none of them is named twice."""
-        inside, flags = self._inside, self._flags
-        if inside is None or flags is None:
+        inside = self._inside
+        if inside is None:
             return not slots
-        if len(slots) < MANY:
-            return len({*slots}) == len(slots) and not any(map(inside.__getitem__, slots))
-        at, counts = _indices(slots), flags.clone()
-        counts.index_add_(0, at, flags.new_ones(1).expand(len(slots)))
-        return int(counts[at].max()) == 1  # else a slot is here already, or named twice
+        return not any(map(inside.__getitem__, slots)) and len({*slots}) == len(slots)
 
     def receive(self, slots: array[int]) -> None:
         """The engine hands in slots that are outside; the caller has checked that they are, and becomes their owner."""
-        if slots:
-            self._mark(slots, 1)
-            self.outside -= len(slots)
+        self._mark(slots, 1)
 
     def _mark(self, slots: array[int], here: int) -> None:
         inside = self._inside
-        assert inside is not None and self._flags is not None
-        if len(slots) < MANY:
-            for slot in slots:
-                inside[slot] = here
-        else:
-            self._flags[_indices(slots)] = here
+        assert inside is not None
+        for slot in slots:
+            inside[slot] = here
+        self.outside += len(slots) if not here else -len(slots)
 
     def lend(self, slots: array[int]) -> None:
         """The engine hands in slots without content. They are free at once, since no step of ours has seen them."""
         self.receive(slots)
-        last = self.at_hand + len(slots)
-        if slots:  # an array with an exported view refuses the assignment of an empty slice
-            self._free[self.at_hand : last] = slots
-        self.at_hand = last
+        self._add_free(slots.tobytes())
 
     def given_since(self, at_hand: int) -> set[int]:
         """The slots that were given back since so many were at hand, if none was taken meanwhile; and all that wait."""
@@ -346,28 +294,17 @@ class Pool:
     def hand_back(self) -> array[int]:
         """Give the engine the slots that nobody owns and no step may touch any more."""
         slots = self._free[: self.at_hand]
-        if slots:
-            self._mark(slots, 0)
         self.at_hand = 0
-        self.outside += len(slots)
+        self._mark(slots, 0)
         return slots
 
     def reset(self) -> None:
         """Take all slots in the pool from their owners, whoever they are."""
-        inside = self._inside
-        everything = array(
-            "i", range(self.capacity) if inside is None else [s for s, here in enumerate(inside) if here]
-        )
-        if everything:  # an array with an exported view refuses the assignment of an empty slice
-            self._free[: len(everything)] = everything
-        self.at_hand = len(everything)
-        self.outside = 0 if inside is None else self.capacity - len(everything)
+        everything = array("i", compress(range(self.capacity), self._inside or repeat(1)))
+        self.at_hand = self.retiring = self.minted = 0
+        self.outside = self.capacity - len(everything)
         self.retired.clear()
-        self.retiring = 0
-        if self.fence.stamp:
-            self.at_hand = 0
-            self._retire(everything.tobytes())
-        self.minted = 0
+        Pool.give(self, everything.tobytes())
         self.resets += 1
 
     def enter(self, slots: Iterable[int], stage: Stage) -> None:
@@ -442,14 +379,9 @@ class DebugPool(Pool):
     def take(self, count: int) -> array[int]:
         if not 0 < count <= self.free:
             raise InvariantError(f"pool {self.name!r}: {count} pages taken with {self.free} free")
-        return super().take(count)
-
-    def take_at_hand(self, count: int) -> array[int]:
-        if not 0 < count <= self.at_hand:
-            raise InvariantError(f"pool {self.name!r}: {count} pages taken with {self.at_hand} at hand")
-        ids = super().take_at_hand(count)
+        ids = super().take(count)
         for slot in ids:
-            if self.stage[slot] not in (Stage.FREE, Stage.RETIRED):
+            if self.stage[slot] != Stage.FREE:
                 raise InvariantError(f"pool {self.name!r}: slot {slot} was on the free list while owned")
             self.stage[slot] = Stage.RESERVED
         return ids
@@ -469,30 +401,15 @@ class DebugPool(Pool):
         for slot in slots:
             self.stage[slot] = Stage.FREE
 
-    def _note_given(self, slot: int) -> None:
-        if not 0 <= slot < self.capacity or self.stage[slot] in (Stage.FREE, Stage.RETIRED):
-            raise InvariantError(f"pool {self.name!r}: slot {slot} given back twice, or never handed out")
-        self.stage[slot] = Stage.RETIRED if self.fence.stamp else Stage.FREE
-
     def give(self, data: bytes) -> None:
         for slot in array("i", data):
-            self._note_given(slot)
+            if not 0 <= slot < self.capacity or self.stage[slot] == Stage.FREE:
+                raise InvariantError(f"pool {self.name!r}: slot {slot} given back twice, or never handed out")
+            self.stage[slot] = Stage.FREE
         super().give(data)
 
-    def give_slots(self, slots: list[int]) -> None:
-        for slot in slots:
-            self._note_given(slot)
-        super().give_slots(slots)
-
-    def settle(self, over: int) -> None:
-        super().settle(over)
-        for slot in self._free[: self.at_hand]:
-            self.stage[slot] = Stage.FREE
-
     def reset(self) -> None:
-        for slot in range(self.capacity):
-            if self.stage[slot] not in (Stage.FREE, Stage.RETIRED):
-                self._note_given(slot)
+        self.stage = bytearray(self.capacity)
         super().reset()
 
 

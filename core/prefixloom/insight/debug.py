@@ -90,7 +90,7 @@ class Debug:
         """Refuse an op that is about to write slots of the tree, or of nobody."""
         for slot in slots:
             stage = pool.stage_of(slot)
-            if stage in (Stage.FREE, Stage.RETIRED, Stage.PUBLISHED):
+            if stage in (Stage.FREE, Stage.PUBLISHED):
                 raise InvariantError(f"{what} writes slot {slot} of pool {pool.name!r}, which is {stage.name}")
 
     def step_begun(self, role: str, rows: Rows) -> WatchedStep:

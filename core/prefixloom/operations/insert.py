@@ -73,7 +73,7 @@ def insert(
         followers = (running,)
     except PrefixloomError:
         for each in handed:
-            each.lane.pool.give_slots([*each.own])
+            each.lane.pool.give(each.own.tobytes())
         if work is not None and stream is not None:
             core.flight.end(work, stream, followers, "the pass before an insert")
         raise
@@ -221,8 +221,7 @@ def _pages(lane: PageLane, match: Match, numbers: array[int], start: int) -> _Ha
     own = present
     if before:
         duplicates = _present(numbers[:before])
-        here = lane.pool.are_here(duplicates)
-        own = array("i", [slot for slot, is_here in zip(duplicates, here, strict=True) if not is_here]) + present
+        own = array("i", [slot for slot in duplicates if not lane.pool.has(slot)]) + present
     _refuse_what_is_here(lane, own)
     return _Handed(lane, first, numbers, own, whole)
 
