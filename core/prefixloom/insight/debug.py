@@ -22,7 +22,7 @@ from ..keys.elements import extra_numbers
 from ..operations.state import Core, Hold, Running
 from ..tree.lane import Lane
 from ..tree.partial_lane import PartialLane
-from ..tree.radix import Node, Root
+from ..tree.radix import Node, descendants, path_up, root_of
 
 Rows = Many[tuple[Running, int, int]]
 
@@ -145,7 +145,7 @@ class Debug:
         """Record that the tree owns what these nodes hold; it must have been sealed."""
         for node in run:
             for lane in self._core.shape.lanes:
-                lane.pool.enter(lane.slots_of(node.cells[lane.index]), Stage.PUBLISHED)
+                lane.pool.enter(lane.slots_of(lane.cell(node)), Stage.PUBLISHED)
 
     # ------------------------------------------------------------ checks
     def check(self, operation: str) -> None:
@@ -157,7 +157,6 @@ class Debug:
                 self._check_owners(lane, nodes)
                 self._check_cells(lane, nodes)
                 self._check_queues(lane, nodes)
-            self._check_anchors(nodes)
             self._check_steps()
         except InvariantError as error:
             raise InvariantError(f"after {operation}: {error}") from None
@@ -165,50 +164,21 @@ class Debug:
     def _reachable(self) -> list[Node]:
         """Return all nodes: those under a root, and those of dropped namespaces that a lease still holds."""
         index = self._core.index
-        roots = [_root_of(lease.node) for lease in list(self.leases)]
-        stack: list[Node] = [*index.tree.roots.values(), *index.dropped_roots, *roots]
-        seen: dict[Node, None] = {}
-        while stack:
-            node = stack.pop()
-            if node not in seen:
-                seen[node] = None
-                stack += node.children
-        return [*seen]
+        held = [root_of(lease.node) for lease in list(self.leases)]
+        roots = dict.fromkeys((*index.tree.roots.values(), *index.dropped_roots, *held))
+        return [node for root in roots for node in (root, *descendants(root))]
 
     def _check_tree(self) -> list[Node]:
-        tree = self._core.index.tree
         nodes = self._reachable()
+        self._core.index.tree.check(nodes, Counter(lease.node for lease in self.leases))
         for node in nodes:
-            kids = node.kids
-            told_apart = isinstance(kids, dict)
-            found = kids if isinstance(kids, dict) else {} if kids is None else {b"": kids}
-            for first, kid in found.items():
-                if kid.parent is not node:
-                    raise InvariantError(f"{kid!r} does not know its parent")
-                if kid.until > node.until:
-                    raise InvariantError(f"{kid!r} is wanted longer than what it hangs from")
-                if kid.first != first or len(first) != tree.page_bytes * told_apart:
-                    raise InvariantError(f"{kid!r} stands under the wrong first page")
-                if not kid.key or len(kid.key) % tree.page_bytes:
-                    raise InvariantError(f"{kid!r} has an edge that is no whole pages")
-                if kid.end != node.end + len(kid.key) // tree.element_bytes:
-                    raise InvariantError(f"{kid!r} ends at the wrong boundary")
             if not self._core.keys.meant.keys() >= extra_numbers(node.key):
                 raise InvariantError(f"{node!r} has a number for an extra key that was forgotten")
-            bare = node.kids is None and not node.leases and all(cell is None for cell in node.cells)
-            if node.parent is not None and bare:
-                raise InvariantError(f"{node!r} is bare and was not unlinked")
-            for cell in node.cells:
-                if cell is not None and cell.node is not node:
-                    raise InvariantError(f"a cell of {node!r} belongs to another node")
-        linked = sum(node.parent is not None for node in nodes)
-        if linked != tree.nodes:
-            raise InvariantError(f"{tree.nodes} nodes are counted, and there are {linked}")
         return nodes
 
     def _check_owners(self, lane: Lane, nodes: list[Node]) -> None:
         """Check that every slot has one owner: the free list, a sequence, a cell, or a minted span."""
-        owned: list[Owned] = [(lane.slots_of(node.cells[lane.index]), node) for node in nodes]
+        owned: list[Owned] = [(lane.slots_of(lane.cell(node)), node) for node in nodes]
         cached = sum(len(slots) for slots, _ in owned)
         if cached != lane.in_tree:
             raise InvariantError(f"{lane.pool.name}: {cached} pages are cached, the books say {lane.in_tree}")
@@ -232,22 +202,22 @@ class Debug:
         """Check what a lane counts of its cells: locks, links, pages and slack. The locks on the device are exactly
         those of live leases; between operations, only a store pins cells of the host.
         """
-        i, name, on_device = lane.index, lane.pool.name, lane.tier == "device"
+        name, on_device = lane.pool.name, lane.tier == "device"
         covers = Counter(node for lease in self.leases if on_device for node in _covered(lane, lease))
         leased = covered_slack = 0
         for node in nodes:
-            cell, locks = node.cells[i], covers[node]
+            cell, locks = lane.cell(node), covers[node]
             if cell is None:
                 if locks:
                     raise InvariantError(f"{name}: a lease covers {node!r}, which holds nothing")
                 continue
             pages = len(lane.slots_of(cell))
             if lane.closed_upward:
-                kids = [kid.cells[i] for kid in node.children if kid.cells[i] is not None]
-                locks += sum(1 for kid in kids if kid.locks) + (node.parent is None)
+                kids = lane.cells_below(node)
+                locks += sum(1 for kid in kids if kid.locks) + (not node.end)
                 if cell.below != len(kids):
                     raise InvariantError(f"{name}: {node!r} counts {cell.below} cells below, not {len(kids)}")
-                if on_device and node.parent is not None and cell.up is not node.parent.cells[i]:
+                if on_device and node.end and cell.up is not lane.cell_above(node):
                     raise InvariantError(f"{name}: {node!r} hangs loose")
             if on_device and cell.locks != locks:
                 raise InvariantError(f"{name}: {node!r} has {cell.locks} locks; live leases give {locks}")
@@ -272,8 +242,8 @@ class Debug:
         if not lane.surplus.keys() <= self._core.live.keys():
             raise InvariantError(f"{name}: a sequence that has ended is still asked for what it may spare")
         for node in nodes:
-            cell = node.cells[lane.index]
-            if cell is None or node.parent is None:
+            cell = lane.cell(node)
+            if cell is None or not node.end:
                 continue
             queued = cell.next is not None
             if not queued and lane.uncovered(cell) and not (lane.closed_upward and cell.below):
@@ -281,17 +251,11 @@ class Debug:
             if queued and cell.locks and not (lane.closed_upward and lane.tier == "device"):
                 raise InvariantError(f"{name}: {node!r} is covered but stands in the eviction queue")
             if isinstance(lane.queue, SharedQueue):
-                held[owner_of(_root_of(node).namespace)] += len(lane.slots_of(cell))
+                held[owner_of(root_of(node).namespace)] += len(lane.slots_of(cell))
         if isinstance(lane.queue, SharedQueue) and (
             held != lane.queue.held or sum(lane.queue.standing.values()) != len(list(lane.queue))
         ):
             raise InvariantError(f"{name}: owners keep {dict(held)}, and their shares say {dict(lane.queue.held)}")
-
-    def _check_anchors(self, nodes: list[Node]) -> None:
-        anchored = Counter(lease.node for lease in self.leases)
-        for node in nodes:
-            if node.leases != anchored[node]:
-                raise InvariantError(f"{node!r} counts {node.leases} leases; {anchored[node]} are live")
 
     def _check_steps(self) -> None:
         """Check that a step which is open no more is forgotten."""
@@ -335,13 +299,6 @@ def _named(owner: Node | Hold | None) -> str:
     return repr(owner) if isinstance(owner, Node) else f"the sequence {owner.label!r} made at {owner.made_at}"
 
 
-def _root_of(node: Node) -> Root:
-    while node.parent is not None:
-        node = node.parent
-    assert isinstance(node, Root)
-    return node
-
-
 def _covered(lane: Lane, lease: Hold) -> Iterator[Node]:
     """Yield the nodes whose cells a lease locks."""
     cover = lease.covers[lane.index]
@@ -349,10 +306,7 @@ def _covered(lane: Lane, lease: Hold) -> Iterator[Node]:
         yield from () if cover is None else (cover.node,)
         return
     for cell, start in cover or ():
-        node = cell.node
-        while node.end > start:
-            yield node
-            node = node.parent
+        yield from path_up(cell.node, start)
 
 
 def no_work() -> None:

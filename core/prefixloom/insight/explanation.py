@@ -383,7 +383,7 @@ class _Explainer:
         wanted = match.key[at * element : at * element + size]
         node = match.walked_to
         inside = node.end > at
-        keys = [node.key[(at - node.parent.end) * element :]] if inside else [kid.key for kid in node.children]
+        keys = [node.key[(at - node.start) * element :]] if inside else [kid.key for kid in node.children]
         best = 0
         for key in keys:
             same = 0

@@ -102,7 +102,7 @@ def acquire(core: Core, node: Node, namespace: str) -> Lease:
         uncover(core, covers)
         raise
     lease = Lease(core, node, covers, receipts)
-    node.leases += 1
+    node.protect()
     if core.unwritten.nodes:
         core.unwritten.read(lease, node)
     if core.watcher is not None:
@@ -164,7 +164,7 @@ def release(core: Core, hold: Hold) -> None:
             else:
                 _release_touching(core, lane, covered, receipts[lane.index] if receipts else None)
     node = hold.node
-    node.leases -= 1
+    node.unprotect()
     core.index.prune(node)
     if core.index.dropped_roots:
         sweep(core)
@@ -204,9 +204,9 @@ def move_anchor(core: Core, hold: Hold, node: Node) -> None:
     """``hold``, all of whose covers have moved to ``node``, is anchored there."""
     old = hold.node
     if node is not old:
-        node.leases += 1
+        node.protect()
         hold.node = node
-        old.leases -= 1
+        old.unprotect()
         core.index.prune(old)
 
 
@@ -234,7 +234,7 @@ def sweep(core: Core) -> int:
     kept = 0
     for root in list(index.dropped_roots):
         kept += _clear(core, root)
-        if root.kids is None and not root.leases:
+        if root.idle:
             index.dropped_roots.remove(root)
             unlink(root)
     index.lose()
@@ -246,7 +246,7 @@ def _clear(core: Core, root: Root) -> int:
     kept = 0
     for node in reversed(list(descendants(root))):
         for lane in core.shape.all_lanes:
-            cell = node.cells[lane.index]
+            cell = lane.cell(node)
             if cell is None:
                 continue
             if lane.uncovered(cell):

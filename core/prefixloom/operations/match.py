@@ -143,7 +143,7 @@ def goes_on(core: Core, match: Match) -> bool:
     """Whether cached keys go on where they cease to agree with the prompt, or where it ends."""
     index = core.index
     node, boundary, _ = index.tree.walk(index.tree.roots.get(match.namespace, index.empty_root), match.key)
-    return boundary < node.end or node.kids is not None
+    return boundary < node.end or bool(node.children)
 
 
 def _narrow(core: Core, match: Match, node: Node, boundary: int) -> tuple[Node, int, str | None]:

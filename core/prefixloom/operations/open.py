@@ -15,7 +15,7 @@ from ..device.pool import NO_SLOT
 from ..errors import PrefixloomError
 from ..keys.elements import extra_numbers
 from ..keys.tokens import Tokens
-from ..tree.radix import FOREVER, Node, descendants
+from ..tree.radix import Node, climb, descendants
 from .lease import ask_receipts, cover, uncover
 from .match import limit_of, walked_boundary, wanted_at
 from .publish import split
@@ -63,7 +63,7 @@ def open_at(core: Core, match: Match, label: str, priority: int, until: float, *
             point.start(state)
         fills.append((point, state, "clear", CLEAR) if cell is None else (point, state, point.taken, cell.data))
     running = Running(core, match, node, covers, receipts, held, fills, label, priority, until)
-    node.leases += 1
+    node.protect()
     try:
         if core.unwritten.nodes:
             core.unwritten.read(running, node)
@@ -85,8 +85,7 @@ def open_at(core: Core, match: Match, label: str, priority: int, until: float, *
             counts.missed[name] = counts.missed.get(name, 0) + known - running.ready
         counts.new_tokens += limit_of(core, match) - known
     core.live[running] = None
-    if node.until < until or until != FOREVER:
-        core.index.want(node, until)
+    core.index.want(node, until)
     return running
 
 
@@ -95,8 +94,7 @@ def anchor(core: Core, match: Match) -> Node:
     node, boundary = match.node, match.ready
     if not boundary:
         return core.index.root(match.namespace)
-    while node.parent.end >= boundary:
-        node = node.parent
+    node = climb(node, boundary)
     return node if node.end == boundary else split(core, node, boundary)
 
 

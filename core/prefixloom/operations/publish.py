@@ -23,15 +23,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence as Many
+from functools import partial
 
 from ..contract.admission import StateView
 from ..contract.values import Claim, NodeView, Receipt, SplitRule, WalkView
 from ..device.pool import ID_BYTES, NO_SLOT, Stage, present
 from ..errors import CapacityError, PrefixloomError
 from ..keys.tokens import clipped
-from ..tree.expiries import NEVER
 from ..tree.lane import Lane
-from ..tree.radix import Node, climb, path_key
+from ..tree.radix import Node, path_key, path_up, prioritize, root_of
 from ..tree.state_lane import CodedLane, StateCell, StateLane
 from .lease import ask_receipts, move_anchor, sweep
 from .retain import retain_published
@@ -59,22 +59,22 @@ def split(core: Core, node: Node, boundary: int) -> Node:
         core.unwritten.divided(upper, node)
     if core.below is not None:
         core.below.divided(upper, node)
-    upper.leases += 1  # the caller goes on from here
+    upper.protect()  # the caller goes on from here
     for lane in core.shape.all_lanes:
         lane.divide(upper, node)
     for lane in dropping:
         with core.because("split"):
-            lane.drop_cell(node.cells[lane.index])
+            lane.drop_cell(lane.cell(node))
         index.lose()
     index.prune(node)  # all that it held may lie above the cut
-    upper.leases -= 1
+    upper.unprotect()
     return upper
 
 
 def _drops_on_split(core: Core, lane: Lane, node: Node, boundary: int) -> bool:
     """Whether a boundary component drops its state on a split; asked first. What a lease covers is not dropped."""
     hook = lane.hooks.redistribute_on_node_split
-    cell = node.cells[lane.index]
+    cell = lane.cell(node)
     if hook is None or cell is None:
         return False
     start, end, is_state = node.start, node.end, lane.unit == "boundary"
@@ -100,56 +100,15 @@ def nodes_for(core: Core, running: Running, upto: int) -> list[Node]:
     reached = running.reached
     if reached is not None and reached.end <= upto:
         running.reached = None  # from now on the lease is as deep
-        if node.end < reached.end and reached.first is not None:
-            run.append(reached)
-            above = reached.parent
-            while above.end > node.end:
-                run.insert(0, above)
-                above = above.parent
+        if node.end < reached.end and reached.linked:
+            run = path_up(reached, node.end)[::-1]
             node = reached
-    leaf = add_nodes(core, node, running.names.key_between(node.end, upto), upto, run)
-    priority = running.priority
-    if priority:
-        for node in run:
-            if priority > node.priority or node is leaf:
-                node.priority = priority
+    leaf = core.index.tree.extend(node, running.names.key_between(node.end, upto), upto, run, partial(split, core))
+    if running.priority:
+        prioritize(run, leaf, running.priority)
     if core.index.expiries is not None:
         core.index.want(run[-1], running.until)
     return run
-
-
-def add_nodes(core: Core, node: Node, key: bytes, upto: int, run: list[Node]) -> Node | None:
-    """Add to ``run`` the nodes below ``node`` that ``key`` leads to, down to ``upto``.
-
-    The last may be a new leaf, which is returned. Nobody wants it yet.
-    """
-    tree = core.index.tree
-    start = node.end
-    at = 0
-    kids = node.kids
-    while kids is not None:
-        child, second = tree.below(kids, key, at)
-        if child is None:
-            break
-        rest = child.rest
-        if key.startswith(rest, second):
-            node = child
-            at = second + len(rest)
-        else:
-            second += tree.agreed(key, second, rest)
-            if second == at:
-                break
-            at = second
-            node = split(core, child, start + at // tree.element_bytes)
-        run.append(node)
-        kids = node.kids
-    if at < len(key):
-        leaf = tree.attach(node, key, upto, at)
-        if core.index.expiries is not None:
-            leaf.until = NEVER
-        run.append(leaf)
-        return leaf
-    return None
 
 
 # ---------------------------------------------------------------- publishing and closing
@@ -261,10 +220,10 @@ def _end(core: Core, running: Running, node: Node) -> None:
     running.held = []
     if core.watcher is not None:
         core.watcher.released(running)
-    running.node.leases -= 1  # it is not bare: ``node`` lies below it
+    running.node.unprotect()  # it is not bare: ``node`` lies below it
     running.node = node
     index = core.index
-    if node.cells[0] is None:
+    if core.shape.lanes[0].cell(node) is None:
         index.prune(node)
     if index.dropped_roots:
         sweep(core)
@@ -286,7 +245,7 @@ def _admit_late(core: Core, running: Running) -> None:
     """Hand over a state at the end that was not admitted while the sequence ran on: now it is the last."""
     node, upto = running.node, running.published
     if node.end:
-        lacking = [lane for lane in core.shape.state_lanes if node.cells[lane.index] is None]
+        lacking = [lane for lane in core.shape.state_lanes if lane.cell(node) is None]
         giving = _admitted(core, running, [lane for lane in lacking if lane.admit is not None], upto, upto)
         unwritten = _unwritten_slots(running)
         for lane in giving:
@@ -304,7 +263,7 @@ def _unwritten_slots(running: Running) -> Slots | None:
 def _is_dropped(core: Core, node: Node) -> bool:
     """Return whether the namespace of ``node`` was dropped."""
     dropped = core.index.dropped_roots
-    return bool(dropped) and climb(node, 0) in dropped
+    return bool(dropped) and root_of(node) in dropped
 
 
 def _warn_of_no_state(core: Core, running: Running) -> None:
@@ -321,10 +280,8 @@ def _warn_of_no_state(core: Core, running: Running) -> None:
         core.misses_states = False
         return
     lacking: Many[StateLane] = shape.state_lanes
-    node = running.node
-    while node.end > running.ready:
-        lacking = [lane for lane in lacking if node.cells[lane.index] is None]
-        node = node.parent
+    for node in path_up(running.node, running.ready):
+        lacking = [lane for lane in lacking if lane.cell(node) is None]
     if lacking:
         core.misses_states = False
         names = " and ".join(repr(lane.name) for lane in lacking)
@@ -475,8 +432,8 @@ def _encode_states(core: Core, running: Running, node: Node, giving: Many[Lane])
 def _thin(core: Core, running: Running, giving: Many[Lane], node: Node) -> None:
     """Where a path may have only so many states, a new one at ``node`` may cost an older one. All has moved by now."""
     for lane in giving:
-        if isinstance(lane, StateLane) and lane.per_path is not None and node.cells[lane.index] is not None:
-            above = lane.above(node.parent)
+        if isinstance(lane, StateLane) and lane.per_path is not None and lane.cell(node) is not None:
+            above = lane.above(node)[1:]
             if len(above) < lane.per_path:
                 continue
             victim = _worth_least(core, running, lane, above)

@@ -9,7 +9,7 @@ from typing import Any
 from ..contract.policy import serving
 from ..device.flight import Work
 from ..device.tables import Tables
-from ..tree.radix import Node
+from ..tree.radix import Node, descendants
 from .lease import release
 from .retain import forget_surplus
 from .state import Core, Hold, Running
@@ -73,9 +73,8 @@ def fail_work(core: Core, work: Work[Hold], followers: Many[Hold], error: BaseEx
     for hold in lost:
         abandon(core, hold, error)
     nodes = {node for publication in doomed for node in publication.nodes}
-    below = list(nodes)
-    for node in below:  # what hangs there goes with it, also if it was written long ago
-        below += node.children
+    # what hangs there goes with it, also if it was written long ago
+    below = [each for node in nodes for each in (node, *descendants(node))]
     for node in sorted(nodes, key=lambda node: -node.end):
         for publication in doomed:
             if node in publication.nodes:

@@ -15,7 +15,7 @@ from typing_extensions import TypeVar
 from ..device.flight import Follower, Work
 from ..device.pool import Pool
 from ..tree.lane import Lane
-from ..tree.radix import Node
+from ..tree.radix import Node, path_up
 
 Slots = Many[tuple[Lane, set[int]]]
 F = TypeVar("F", bound=Follower, default=Any)
@@ -64,7 +64,7 @@ class Unwritten(Generic[F]):
         for lane, mine in owned:
             held: set[int] = set()
             for node in run:
-                held |= mine.intersection(lane.slots_of(node.cells[lane.index]))
+                held |= mine.intersection(lane.slots_of(lane.cell(node)))
             if held:
                 slots.append((lane, held))
         if slots:
@@ -139,9 +139,8 @@ class Unwritten(Generic[F]):
     # ------------------------------------------------------------ reading
     def read(self, hold: F, node: Node) -> None:
         """``hold`` covers ``node`` and what lies above it: it comes after what has yet to write any of that."""
-        while node.parent is not None:
-            self.read_node(hold, node)
-            node = node.parent
+        for each in path_up(node):
+            self.read_node(hold, each)
 
     def read_node(self, hold: F, node: Node, below: bool = False) -> None:
         """``read``, of what ``node`` itself has on the device; or ``below`` it."""

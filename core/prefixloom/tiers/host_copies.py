@@ -108,7 +108,7 @@ class HostCopies:
     def forsake(self, sources: Sources) -> None:
         """Drop host data that could not be copied to the device, so that no later request tries it again."""
         for host, node in sources:
-            cell = node.cells[host.index]
+            cell = host.cell(node)
             if cell is not None and not cell.locks:
                 with self.core.because("failed"):
                     host.drop_cell(cell)
@@ -126,7 +126,7 @@ class HostCopies:
         """Make the copies that had to wait for the end of an open step."""
         if self.pending:
             nodes, self.pending = self.pending, []
-            self.backup([node for node in nodes if node.first is not None])
+            self.backup([node for node in nodes if node.linked])
 
     def divided(self, upper: Node, lower: Node) -> None:
         """Note that a node was split: if its copy waits for an open step, so does that of its upper half."""
@@ -216,7 +216,7 @@ class HostCopies:
     def reserve(self, moves: Moves, node: Node, places: list[int], pins: Pins) -> bool:
         """Take host slots for these places of the edge of ``node``, and enter them: for all, or for none if too few."""
         lane = moves.lane
-        cell = node.cells[lane.index]
+        cell = lane.cell(node)
         if cell is not None:
             pins.add(lane, cell)  # making room must not evict the cell itself
         slots = self.take(lane, len(places))
@@ -226,7 +226,7 @@ class HostCopies:
         moves.dst += slots.tolist()  # before the tree gets them: a slot that is never written would count as content
         lane.add(node, places, slots)
         if cell is None:
-            pins.add(lane, node.cells[lane.index])
+            pins.add(lane, lane.cell(node))
         return True
 
     def take(self, lane: HostLane, count: int) -> array[int] | None:

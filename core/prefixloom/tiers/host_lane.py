@@ -71,10 +71,9 @@ class HostLane(Lane):
 
     def lacks(self, node: Node) -> bool:
         """Whether the device may have something at ``node`` that the host has not."""
-        cells = node.cells
-        if cells[self.device.index] is None:
+        if self.device.cell(node) is None:
             return False
-        cell: HostCell | None = cells[self.index]
+        cell: HostCell | None = self.cell(node)
         return cell is None or not self.whole(cell)
 
     def whole(self, cell: HostCell) -> bool:
@@ -89,14 +88,13 @@ class HostLane(Lane):
     def place(self, node: Node, data: Any, pages: int) -> HostCell:
         """Make a new cell at ``node``, which has none."""
         cell = HostCell(node, data, pages)
-        i = self.index
-        node.cells[i] = cell
+        self.put(node, cell)
         self.in_tree += pages
         if self.recorder is not None:
             self.recorder.changed(self, node, None, data)
         if self.closed_upward:
-            cell.below = sum(kid.cells[i] is not None for kid in node.children)
-            above = node.parent.cells[i]
+            cell.below = len(self.cells_below(node))
+            above = self.cell_above(node)
             if above is not None:
                 above.below += 1
         self.queue.add(cell)
@@ -117,7 +115,7 @@ class HostLane(Lane):
         if cell.pages:
             self.leased -= cell.pages
             self.queue.add(cell)
-        elif cell.node.cells[self.index] is cell:  # its content never arrived
+        elif self.cell(cell.node) is cell:  # its content never arrived
             self.drop_cell(cell)
 
     def uncovered(self, cell: HostCell) -> bool:
@@ -148,20 +146,20 @@ class HostLane(Lane):
 
     def lose_below(self, node: Node) -> None:
         """Note that ``node`` has no cell any more. If the cell above has no others below, it is evicted next."""
-        above = node.parent.cells[self.index]
+        above = self.cell_above(node)
         if above is not None:
             above.below -= 1
             if not above.below and not above.locks and above.next is None:
                 self.queue.add_first(above)
 
     def put_back(self, cell: HostCell) -> None:
-        if self.closed_upward and (above := cell.node.parent.cells[self.index]) is not None:
+        if self.closed_upward and (above := self.cell_above(cell.node)) is not None:
             above.below += 1
         self.queue.add(cell)
 
     def _detach(self, cell: HostCell, node: Node, gone: list[int]) -> None:
         slots = self.slots_of(cell)
-        node.cells[self.index] = None
+        self.put(node, None)
         gone += slots
         if self.recorder is not None:
             self.recorder.changed(self, node, cell.data, None)
@@ -190,7 +188,7 @@ class HostPages(HostLane):
         return cell.pages * ID_BYTES == len(cell.data)
 
     def missing(self, node: Node) -> tuple[list[int], list[int]]:
-        cell: HostCell | None = node.cells[self.index]
+        cell: HostCell | None = self.cell(node)
         if cell is not None and self.whole(cell):
             return [], []
         theirs = array("i", self.device.edge(node))
@@ -202,8 +200,8 @@ class HostPages(HostLane):
         return places, [theirs[place] for place in places]
 
     def add(self, node: Node, places: list[int], slots: array[int]) -> None:
-        cell: HostCell | None = node.cells[self.index]
-        count = (node.end - node.parent.end) // self.page
+        cell: HostCell | None = self.cell(node)
+        count = (node.end - node.start) // self.page
         data = array("i", ABSENT_BYTES * count if cell is None else cell.data)
         for place, slot in zip(places, slots, strict=True):
             data[place] = slot
@@ -221,11 +219,10 @@ class HostPages(HostLane):
             self.leased += len(slots)
 
     def divide(self, upper: Node, lower: Node) -> None:
-        i = self.index
-        cell: HostCell | None = lower.cells[i]
+        cell: HostCell | None = self.cell(lower)
         if cell is None:
             return
-        cut = (upper.end - upper.parent.end) // self.page * ID_BYTES
+        cut = (upper.end - upper.start) // self.page * ID_BYTES
         new = HostCell(upper, cell.data[:cut], present(cell.data[:cut]))
         cell.data = cell.data[cut:]
         cell.pages -= new.pages
@@ -235,24 +232,24 @@ class HostPages(HostLane):
         cell.stored -= new.stored
         linked = cell.next is not None
         if new.pages or new.locks:
-            upper.cells[i] = new
+            self.put(upper, new)
             self.queue.inherit(new, cell, linked=linked)
         if not cell.pages and not cell.locks:
-            lower.cells[i] = None
+            self.put(lower, None)
             if linked:
                 self.queue.remove(cell)
             self.queue.forget(cell)
         if self.closed_upward:
-            new.below = lower.cells[i] is not None
-            if upper.cells[i] is None:
+            new.below = self.cell(lower) is not None
+            if self.cell(upper) is None:
                 self.lose_below(upper)
 
     def gap(self, node: Node, at: int, high: int) -> Interval:
-        return gap_in(node.cells[self.index], node, self.page, at, high)
+        return gap_in(self.cell(node), node, self.page, at, high)
 
     def edge(self, node: Node) -> bytes:
-        cell: HostCell | None = node.cells[self.index]
-        data: bytes = ABSENT_BYTES * ((node.end - node.parent.end) // self.page) if cell is None else cell.data
+        cell: HostCell | None = self.cell(node)
+        data: bytes = ABSENT_BYTES * ((node.end - node.start) // self.page) if cell is None else cell.data
         return data
 
     def slots_of(self, cell: HostCell | None) -> list[int]:
@@ -260,7 +257,7 @@ class HostPages(HostLane):
 
     def retract(self, node: Node, slots: set[int]) -> None:
         """Take out slots of ``node`` whose content was never written."""
-        cell: HostCell | None = node.cells[self.index]
+        cell: HostCell | None = self.cell(node)
         gone = [slot for slot in self.slots_of(cell) if slot in slots]
         if cell is None or not gone:
             return
@@ -284,16 +281,16 @@ class HostStates(HostLane):
     unit = "boundary"
 
     def gap(self, node: Node, at: int, high: int) -> Interval:
-        return state_gap_in(node.cells[self.index], node, self.paged.page, at, high)
+        return state_gap_in(self.cell(node), node, self.paged.page, at, high)
 
     def edge(self, node: Node) -> bytes:
-        cell: HostCell | None = node.cells[self.index]
-        absent = (node.end - node.parent.end) // self.paged.page - (cell is not None)
+        cell: HostCell | None = self.cell(node)
+        absent = (node.end - node.start) // self.paged.page - (cell is not None)
         return ABSENT_BYTES * absent + (b"" if cell is None else array("i", [cell.data]).tobytes())
 
     def missing(self, node: Node) -> tuple[list[int], list[int]]:
-        theirs = node.cells[self.device.index]
-        return ([0], [theirs.data]) if theirs is not None and node.cells[self.index] is None else ([], [])
+        theirs = self.device.cell(node)
+        return ([0], [theirs.data]) if theirs is not None and self.cell(node) is None else ([], [])
 
     def add(self, node: Node, places: list[int], slots: array[int]) -> None:
         self.place(node, slots[0], 1)
@@ -306,7 +303,7 @@ class HostStates(HostLane):
 
     def retract(self, node: Node, slots: set[int]) -> None:
         """Take out the slot of ``node`` if its content was never written. A pinned cell stays, without content."""
-        cell: HostCell | None = node.cells[self.index]
+        cell: HostCell | None = self.cell(node)
         if cell is None or cell.data not in slots:
             return
         if cell.locks:
@@ -365,7 +362,7 @@ class Moves:
         """Give back host slots that were never written, whether ``nodes`` have them already or not."""
         left = set(self.dst)
         for node in nodes:
-            held = left.intersection(self.lane.slots_of(node.cells[self.lane.index]))
+            held = left.intersection(self.lane.slots_of(self.lane.cell(node)))
             self.lane.retract(node, held)
             left -= held
         self.lane.pool.give_slots([slot for slot in self.dst if slot in left])

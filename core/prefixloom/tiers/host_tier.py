@@ -16,7 +16,7 @@ from ..contract.composition import TierPart
 from ..contract.tier_answers import Restored, TierStats
 from ..operations.state import Core, Match, Running
 from ..tree.lane import Lane
-from ..tree.radix import Node
+from ..tree.radix import Node, path_up
 from ..tree.residency import Residency
 from .host_copies import HostCopies
 from .host_lane import HostLane
@@ -46,11 +46,10 @@ class LowerTier:
             return
         due: list[Node] = []
         enough = self.copies.manifest.hits
-        while node.parent is not None:
-            hits = node.hits = node.hits + 1  # type: ignore[attr-defined]
+        for each in path_up(node):
+            hits = each.hits = each.hits + 1  # type: ignore[attr-defined]
             if hits >= enough:
-                due.append(node)
-            node = node.parent
+                due.append(each)
         if due and self._write == "selective":
             self.copies.backup(due[::-1])
         if due and self.store is not None:
@@ -72,7 +71,7 @@ class LowerTier:
     def gone(self, lane: Lane, nodes: list[Node]) -> list[Node]:
         host = self.copies.by_component[lane.index]
         if host is not None:
-            nodes = [node for node in nodes if node.cells[host.index] is None]
+            nodes = [node for node in nodes if host.cell(node) is None]
         if lane.closed_upward or not lane.feeds:
             return nodes
         return [node for node in nodes if self.residency(lane).deepest(node, node.end)[1] < node.end]

@@ -23,7 +23,7 @@ from ..keys.elements import KeyMaker
 from ..keys.pages import PageChain
 from ..storage import Fingerprint, Key, Miss, Record, Refused, key
 from ..tree.lane import Lane, PageLane
-from ..tree.radix import Node, Root
+from ..tree.radix import Node, path_up, root_of
 from .host_lane import HostLane
 
 # ---------------------------------------------------------------- addresses
@@ -37,12 +37,16 @@ def fingerprint(lane: Lane, page: int, identity: Identity) -> Fingerprint:
 
 def links_at(chain: PageChain, keys: KeyMaker, node: Node, count: int) -> list[bytes]:
     """Return the identities of the first ``count`` or more pages of a node's edge. The node remembers them."""
-    lacking: list[tuple[Any, int]] = [(node, count)]
-    above: Any = node.parent
-    while above.parent is not None and len(above.links or ()) * chain.page < above.end - above.parent.end:
-        lacking.append((above, (above.end - above.parent.end) // chain.page))
-        above = above.parent
-    link = chain.root(above.namespace) if isinstance(above, Root) else above.links[-1]
+    lacking: list[tuple[Any, int]] = []
+    link = b""
+    for each in path_up(node):
+        whole = (each.end - each.start) // chain.page
+        known = each.links or []  # type: ignore[attr-defined]
+        if each is not node and len(known) >= whole:
+            link = known[-1]
+            break
+        lacking.append((each, count if each is node else whole))
+    link = link or chain.root(root_of(node).namespace)
     for each, pages in reversed(lacking):
         known = each.links = each.links or []
         if len(known) < pages:

@@ -28,7 +28,7 @@ from ..operations.state import CLEAR, Core, Fill, Hold, Match, Running
 from ..tree.holdings import RetainedHolding
 from ..tree.lane import Lane, PageLane
 from ..tree.paged_reach import Pages, overlap
-from ..tree.radix import Node, climb
+from ..tree.radix import Node, climb, path_up
 from ..tree.state_lane import CodedLane, StateLane
 from .host_copies import HostCopies
 from .host_lane import HostLane, Moves, Pins
@@ -59,25 +59,24 @@ def lacking(lane: Lane, host: HostLane, node: Node, pins: Pins, wanted: Pages) -
     Their cells on the host are pinned, and those that have the others on the device.
     """
     part = Lacking(lane, host)
-    page, i = lane.paged.page, lane.index
+    page = lane.paged.page
     absent = lane.residency.absent(node, wanted)
     path: list[Node] = []
-    while wanted and node.end > wanted[0][0] * page:
-        path.append(node)
-        if lane.whole_above and node.cells[i] is not None:
+    for each in path_up(node, wanted[0][0] * page) if wanted else ():
+        path.append(each)
+        if lane.whole_above and lane.cell(each) is not None:
             break
-        node = node.parent
     for node in reversed(path):
-        cells, first, end = node.cells, node.parent.end // page, node.end // page
-        if cells[i] is not None and overlap(wanted, first, end):
-            pins.add(lane, cells[i])
-        if cells[host.index] is not None and overlap(absent, first, end):
-            pins.add(host, cells[host.index])
+        here, there, first, end = lane.cell(node), host.cell(node), node.start // page, node.end // page
+        if here is not None and overlap(wanted, first, end):
+            pins.add(lane, here)
+        if there is not None and overlap(absent, first, end):
+            pins.add(host, there)
             slots = array("i", host.edge(node))
             for low, high in absent:
-                here = [place for place in range(max(low, first), min(high, end)) if slots[place - first] != ABSENT]
-                part.places += here
-                part.src += [slots[place - first] for place in here]
+                held = [place for place in range(max(low, first), min(high, end)) if slots[place - first] != ABSENT]
+                part.places += held
+                part.src += [slots[place - first] for place in held]
         if part.src:
             part.run.append(node)
     return part
@@ -213,7 +212,7 @@ def _load(copies: HostCopies, running: Running, end: Node, claims: Many[Claim | 
     ``more``: what it may use there and does not need is loaded as well.
     """
     core = copies.core
-    end.leases += 1  # so that it is not unlinked: it may hold nothing on the device yet
+    end.protect()  # so that it is not unlinked: it may hold nothing on the device yet
     try:
         with Pins() as pins:
             parts, plan = _parts(copies, end, pins, more)
@@ -222,7 +221,7 @@ def _load(copies: HostCopies, running: Running, end: Node, claims: Many[Claim | 
             work, filled = _copy_up(copies, running, parts)
             lease = acquire(core, end, running.namespace)
     finally:
-        end.leases -= 1
+        end.unprotect()
         core.index.prune(end)
     _resume_at(core, running, end, lease, filled)
     running.claimed_ops = [op for claim in claims if claim is not None for op in claim.ops]
@@ -308,7 +307,7 @@ def _place(part: Lacking) -> None:
         lane.keep(part.run[0], part.slots[0])
         return
     assert isinstance(lane, PageLane)
-    first = part.run[0].parent.end // lane.page
+    first = part.run[0].start // lane.page
     holding = RetainedHolding(ABSENT_BYTES * (part.run[-1].end // lane.page), first)
     holding.whole = False
     for place, slot in zip(part.places, part.slots, strict=True):
@@ -337,7 +336,7 @@ def _resume_at(core: Core, running: Running, end: Node, lease: Lease, filled: se
         if state.ready:
             release_part(running, lane)
         else:
-            cell = end.cells[lane.index]
+            cell = lane.cell(end)
             fills.append((lane, state, "clear", CLEAR) if cell is None else (lane, state, lane.taken, cell.data))
     running.resume_at(end.end, fills)
     if core.index.expiries is not None:

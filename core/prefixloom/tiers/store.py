@@ -76,7 +76,7 @@ class StoreBehind:
 
     def _offer(self, node: Node) -> None:
         for lane in self._lanes:
-            if node.cells[lane.index] is not None:
+            if lane.cell(node) is not None:
                 self.writes.offer(lane, node)
 
     def divided(self, upper: Node) -> None:

@@ -24,7 +24,7 @@ from ..device.pool import ABSENT
 from ..errors import InvariantError, PrefixloomError
 from ..operations.lease import standing_for_copies
 from ..operations.match import current, find_again, limit_of, walked_boundary
-from ..operations.publish import add_nodes
+from ..operations.publish import split
 from ..operations.state import Match, Running
 from ..storage import Backend, Key, Record
 from ..tree.lane import PageLane
@@ -413,22 +413,22 @@ def place(fetch: Fetch, brought: Brought, whole: bool) -> None:
     if match.extra:  # its sequence may have ended, and the numbers of its extra keys have been forgotten
         key = core.keys.name(match.tokens)
     root = core.index.root(match.namespace)
-    root.leases += 1
+    root.protect()
     run: list[Node] = []
-    add_nodes(core, root, key[: upto * width], upto, run)
+    core.index.tree.extend(root, key[: upto * width], upto, run, partial(split, core))
     for node in run:
-        node.leases += 1  # it may hold nothing yet, or lose what it holds when room is made
+        node.protect()  # it may hold nothing yet, or lose what it holds when room is made
     try:
         with Pins() as pins:
             for lane in lanes:  # making room must not evict the path itself
                 for node in run if lane.closed_upward else ():
-                    cell = node.cells[lane.index]
+                    cell = lane.cell(node)
                     if cell is not None:
                         pins.add(lane, cell)
             _fill(fetch, run, brought, pins)  # what lies deeper has no node here
     finally:
         for node in (*reversed(run), root):
-            node.leases -= 1
+            node.unprotect()
             core.index.prune(node)
 
 
@@ -455,12 +455,12 @@ def _fill(fetch: Fetch, run: list[Node], brought: Brought, pins: Pins) -> None:
             mine = {piece.start: answer.payload for piece, answer in brought if piece.lane is lane}
             for node in run:
                 places, payloads = _missing(lane, node, mine)
-                is_new = node.cells[lane.index] is None
+                is_new = lane.cell(node) is None
                 if not places or not copies.reserve(moves[-1], node, places, pins):
                     continue
                 filled += payloads
                 if is_new and fetch.store is link.store:
-                    cell = node.cells[lane.index]
+                    cell = lane.cell(node)
                     cell.store, cell.stored = link.attached, cell.places
             moves[-1].write = partial(_write, link.spares, lane.pool, moves[-1].dst, filled)
         hold.take_fence(link.core.flight)
@@ -476,10 +476,10 @@ def _fill(fetch: Fetch, run: list[Node], brought: Brought, pins: Pins) -> None:
 
 def _missing(lane: HostLane, node: Node, mine: dict[int, Any]) -> tuple[list[int], list[Any]]:
     """The places of ``node``'s edge that arrived and that the host has not, with their content."""
-    cell = node.cells[lane.index]
+    cell = lane.cell(node)
     if lane.unit == "boundary":
         return ([0], [mine[node.end]]) if cell is None and node.end in mine else ([], [])
-    page, start = lane.part.page_tokens, node.parent.end
+    page, start = lane.part.page_tokens, node.start
     ours = None if cell is None else array("i", cell.data)
     places = [
         place

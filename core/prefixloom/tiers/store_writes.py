@@ -21,7 +21,7 @@ from ..device.pool import ABSENT
 from ..operations.lease import sweep
 from ..operations.state import Core, Hold
 from ..storage import Backend, Fingerprint, Record, Refused, Stored
-from ..tree.radix import Node, Root, path_key
+from ..tree.radix import Node, path_key, path_up, root_of
 from .host_lane import HostCell, HostLane
 from .pieces import Spares, links_at, piece_key
 from .store_link import PendingCall, StoreLink
@@ -102,12 +102,11 @@ class StoreWrites:
             if left <= 0 or self.link.store is None:
                 break
             lane, node = self.queue.popleft()
-            above = node.parent
-            if above.parent is not None:  # it may have been split off since the offer, with part of what was offered
-                cell: HostCell | None = above.cells[lane.index]
-                if cell is not None and self.handed_of(cell) < cell.places:
-                    self.queue.append((lane, above))
-            cell = node.cells[lane.index]
+            # its upper half may have been split off since the offer, with part of what was offered
+            above: HostCell | None = lane.cell_above(node)
+            if above is not None and self.handed_of(above) < above.places:
+                self.queue.append((lane, above.node))
+            cell: HostCell | None = lane.cell(node)
             if cell is not None and self.handed_of(cell) < cell.places:
                 left -= self._hand_over(lane, node, cell, left)
 
@@ -150,7 +149,7 @@ class StoreWrites:
         """The pieces of the next ``most`` places of a cell to store."""
         core = self.link.core
         found: list[PieceToStore] = []
-        start, end = node.parent.end, node.end
+        start, end = node.start, node.end
         if lane.unit == "boundary":
             spans = [(end, end, cell.data)]
         else:
@@ -171,7 +170,7 @@ class StoreWrites:
         core, store = self.link.core, self.link.store
         assert store is not None
         lane.pin(cell)
-        span, flushes = node.parent.end, core.index.flushes
+        span, flushes = node.start, core.index.flushes
         pool: Any = lane.pool
         resets, spares = pool.resets, self.link.spares
         copies, fingerprint = self.link.copies_to(lane, node), self.link.fingerprints[lane.index]
@@ -212,12 +211,8 @@ class StoreWrites:
         recorder = self.link.core.recorder
         if recorder is None:
             return ()
-        root = node
-        while root.parent is not None:
-            root = root.parent
-        assert isinstance(root, Root)
         tokens, is_state = self.link.core.keys.tokens_in(path_key(node)), lane.unit == "boundary"
-        common = {"component": lane.name, "namespace": root.namespace, "tokens": tokens}
+        common = {"component": lane.name, "namespace": root_of(node).namespace, "tokens": tokens}
         return [
             {**common, "boundary": high} if is_state else {**common, "spans": ((low, high),)}
             for _, low, high, _ in pieces
@@ -286,10 +281,8 @@ def unpin_span(core: Core, lane: HostLane, node: Node, cell: HostCell, start: in
         lane.unpin(cell)
         core.index.prune(node)
         return
-    run: list[Node] = []
-    while node.end > start:
-        run.append(node)
-        lane.unpin(node.cells[lane.index])
-        node = node.parent
-    for node in run:
-        core.index.prune(node)
+    run = path_up(node, start)
+    for each in run:
+        lane.unpin(lane.cell(each))
+    for each in run:
+        core.index.prune(each)

@@ -12,7 +12,7 @@ from ..contract.composition import Part, TierPart
 from ..contract.reach import Interval, merged
 from ..contract.values import Claim, Outcome, Phase, Tier, Transfer, TransferPlan
 from ..operations.state import Core
-from ..tree.radix import Node, Root, path_key
+from ..tree.radix import Node, path_key, path_up, root_of
 from .host_lane import HostLane
 
 WAYS: dict[Phase, tuple[Tier, Tier]] = {"backup": ("device", "host"), "load": ("host", "device")}
@@ -23,13 +23,10 @@ def plan_of(core: Core, phase: Phase, node: Node, pieces: Iterable[tuple[HostLan
     source, target = WAYS[phase]
     found: dict[Transfer, None] = {}
     for lane, piece in pieces:
-        start = piece.end if lane.unit == "boundary" else piece.parent.end
+        start = piece.end if lane.unit == "boundary" else piece.start
         found[Transfer(lane.device.name, start, piece.end, source, target)] = None
     boundary, extra = node.end, core.keys.extra_in(path_key(node), 0)
-    while node.parent is not None:
-        node = node.parent
-    assert isinstance(node, Root)
-    return TransferPlan(phase, node.namespace, boundary, tuple(found), extra)
+    return TransferPlan(phase, root_of(node).namespace, boundary, tuple(found), extra)
 
 
 def proposed(core: Core, tier: TierPart, plan: TransferPlan) -> dict[str, tuple[Interval, ...]]:
@@ -67,9 +64,5 @@ def _plugins(core: Core, tier: TierPart) -> tuple[Part | TierPart, ...]:
 
 def nodes_touched(node: Node, spans: Many[Interval]) -> list[Node]:
     """The nodes from the root down to ``node`` that ``spans`` touch."""
-    found = []
-    while node.parent is not None:
-        if any(low < node.end and node.parent.end < high for low, high in spans):
-            found.append(node)
-        node = node.parent
-    return found[::-1]
+    path = reversed(path_up(node))
+    return [each for each in path if any(low < each.end and each.start < high for low, high in spans)]

@@ -8,15 +8,11 @@ wants any more is not freed. It is the next to go, until it is used again.
 from __future__ import annotations
 
 import heapq
-import math
 from collections.abc import Iterable
 
 from ..errors import InputError
 from .lane import Lane
-from .radix import FOREVER, Node, Tree
-
-NEVER = -math.inf
-"""Until when a node is wanted that no sequence has used yet."""
+from .radix import FOREVER, NEVER, Node, Tree
 
 
 def is_time(given: object) -> bool:
@@ -38,6 +34,7 @@ class Expiries:
 
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
+        tree.until = NEVER
         self._heap: list[tuple[float, int, Node]] = []
         self._number = 0
         self._now = NEVER

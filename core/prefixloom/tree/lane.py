@@ -115,6 +115,23 @@ class Lane(Generic[C, H]):
         """Pages that may go, those of covered cells included that no boundary there needs."""
         return self.in_tree - self.leased
 
+    # ------------------------------------------------------------ cells by node
+    def cell(self, node: Node) -> Any:
+        """Return the cell at ``node``, or None."""
+        return node.cells[self.index]
+
+    def put(self, node: Node, cell: Any) -> None:
+        """Make ``cell``, or None, the cell at ``node``. Nothing is counted."""
+        node.cells[self.index] = cell
+
+    def cell_above(self, node: Node) -> Any:
+        """Return the cell at the node above ``node``, or None."""
+        return node.parent.cells[self.index]
+
+    def cells_below(self, node: Node) -> list[Any]:
+        """Return the cells at the nodes right below ``node``."""
+        return [cell for kid in node.children if (cell := kid.cells[self.index]) is not None]
+
     # ------------------------------------------------------------ matching
     def gap(self, node: Node, at: int, high: int) -> Interval:
         """Return the first absent pages of the edge of ``node`` in [``at``, ``high``): see ``residency.Place``."""

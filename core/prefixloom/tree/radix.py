@@ -8,11 +8,15 @@ of the *lower* half, so a reference to a node always stands for the same boundar
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
+
+from ..errors import InvariantError
 
 FOREVER = math.inf
 """Until when a node is wanted if nobody said how long."""
+NEVER = -math.inf
+"""Until when a node is wanted that no sequence has used yet, once somebody said how long."""
 
 
 class Node:
@@ -76,6 +80,24 @@ class Node:
     def start(self) -> int:
         return self.parent.end if self.parent is not None else 0
 
+    @property
+    def idle(self) -> bool:
+        """Whether nothing hangs from the node and nothing protects it."""
+        return self.kids is None and not self.leases
+
+    @property
+    def linked(self) -> bool:
+        """Whether the tree still has the node."""
+        return self.first is not None or self.parent is None
+
+    def protect(self) -> None:
+        """Keep the node linked, even if nothing is cached at it, until it is unprotected as often."""
+        self.leases += 1
+
+    def unprotect(self) -> None:
+        """Undo ``protect``. Prune the node next, as it may be bare."""
+        self.leases -= 1
+
     def __repr__(self) -> str:
         held = "".join("-" if cell is None else "x" for cell in self.cells)
         return f"<Node [{self.start}, {self.end}) {held} kids={len(self.children)} leases={self.leases}>"
@@ -117,7 +139,7 @@ class Root(Node):
 class Tree:
     """The roots by namespace, and the operations that change the tree."""
 
-    __slots__ = ("element_bytes", "kind", "nodes", "page", "page_bytes", "roots", "width")
+    __slots__ = ("element_bytes", "kind", "nodes", "page", "page_bytes", "roots", "until", "width")
 
     def __init__(self, page: int, element_bytes: int, width: int, kind: type[Node] = Node) -> None:
         """``width`` is the number of cells of a node."""
@@ -126,6 +148,8 @@ class Tree:
         self.element_bytes = element_bytes
         self.page_bytes = page * element_bytes
         self.width = width
+        self.until = FOREVER
+        """Until when a new leaf is wanted."""
         self.roots: dict[str, Root] = {}
         self.nodes = 0
 
@@ -157,15 +181,12 @@ class Tree:
         second += self.agreed(key, second, inside.rest)
         return (inside, second // self.element_bytes, node) if second > at else (node, node.end, node)
 
-    def below(self, kids: Any, key: bytes, at: int) -> tuple[Any, int]:
-        """The one of ``kids`` that may continue the key at byte ``at``, and the byte at which its ``rest`` begins."""
-        if kids.__class__ is dict:
+    def below(self, kids: Node | dict[bytes, Node], key: bytes, at: int) -> tuple[Node | None, int]:
+        """Return the one of ``kids`` that may continue the key at byte ``at``, and where its ``rest`` begins."""
+        if isinstance(kids, dict):
             second = at + self.page_bytes
-            child = kids.get(key[at:second])
-        else:
-            second = at
-            child = kids
-        return child, second
+            return kids.get(key[at:second]), second
+        return kids, at
 
     def agreed(self, key: bytes | bytearray, at: int, rest: bytes) -> int:
         """The number of bytes, in whole pages, for which ``rest`` agrees with ``key`` from ``at``."""
@@ -181,19 +202,48 @@ class Tree:
                 high = middle - 1
         return low * size
 
+    def extend(
+        self, node: Node, key: bytes, end: int, run: list[Node], split: Callable[[Node, int], Node]
+    ) -> Node | None:
+        """Add to ``run`` the nodes below ``node`` that ``key`` leads to, down to ``end``.
+
+        Where the key leaves an edge, ``split`` cuts it and returns the upper half. The last node may be a new leaf,
+        which is returned.
+        """
+        start = node.end
+        at = 0
+        kids = node.kids
+        while kids is not None:
+            child, second = self.below(kids, key, at)
+            if child is None:
+                break
+            rest = child.rest
+            if key.startswith(rest, second):
+                node = child
+                at = second + len(rest)
+            else:
+                second += self.agreed(key, second, rest)
+                if second == at:
+                    break
+                at = second
+                node = split(child, start + at // self.element_bytes)
+            run.append(node)
+            kids = node.kids
+        if at == len(key):
+            return None
+        leaf = self.attach(node, key, end, at)
+        run.append(leaf)
+        return leaf
+
     def attach(self, parent: Node, key: bytes, end: int, at: int = 0) -> Node:
         """Make a new leaf under ``parent``, whose edge is ``key`` from byte ``at``."""
-        kids: Any = parent.kids
-        if kids is None:
-            first = b""
-            rest = key[at:]
-        else:
-            if kids.__class__ is not dict:
-                kids = self.tell_apart(parent, kids)
-            second = at + self.page_bytes
-            first = key[at:second]
-            rest = key[second:]
-        node = self.kind(parent, first, rest, end, self.width)
+        kids = parent.kids
+        if isinstance(kids, Node):
+            kids = self.tell_apart(parent, kids)
+        second = at if kids is None else at + self.page_bytes
+        first = key[at:second]
+        node = self.kind(parent, first, key[second:], end, self.width)
+        node.until = self.until
         if kids is None:
             parent.kids = node
         else:
@@ -258,6 +308,33 @@ class Tree:
             self.nodes -= lost
         return lost
 
+    def check(self, nodes: list[Node], leases: Mapping[Node, int]) -> None:
+        """Raise an InvariantError if ``nodes``, all there are, are no tree. ``leases`` counts those that are live."""
+        for node in nodes:
+            kids = node.kids
+            told_apart = isinstance(kids, dict)
+            found = kids if isinstance(kids, dict) else {} if kids is None else {b"": kids}
+            for first, kid in found.items():
+                if kid.parent is not node:
+                    raise InvariantError(f"{kid!r} does not know its parent")
+                if kid.until > node.until:
+                    raise InvariantError(f"{kid!r} is wanted longer than what it hangs from")
+                if kid.first != first or len(first) != self.page_bytes * told_apart:
+                    raise InvariantError(f"{kid!r} stands under the wrong first page")
+                if not kid.key or len(kid.key) % self.page_bytes:
+                    raise InvariantError(f"{kid!r} has an edge that is no whole pages")
+                if kid.end != node.end + len(kid.key) // self.element_bytes:
+                    raise InvariantError(f"{kid!r} ends at the wrong boundary")
+            if node.end and node.idle and node.cells.count(None) == self.width:
+                raise InvariantError(f"{node!r} is bare and was not unlinked")
+            if any(cell is not None and cell.node is not node for cell in node.cells):
+                raise InvariantError(f"a cell of {node!r} belongs to another node")
+            if node.leases != leases.get(node, 0):
+                raise InvariantError(f"{node!r} counts {node.leases} leases; {leases.get(node, 0)} are live")
+        linked = sum(node.end > 0 for node in nodes)
+        if linked != self.nodes:
+            raise InvariantError(f"{self.nodes} nodes are counted, and there are {linked}")
+
     def _drop(self, root: Node) -> None:
         assert isinstance(root, Root)
         if self.roots.get(root.namespace) is root:
@@ -272,13 +349,32 @@ def climb(node: Node, boundary: int) -> Node:
     return node
 
 
-def path_key(node: Node) -> bytes:
-    """The key of all that lies above the end of ``node``."""
-    edges = []
-    while node.parent is not None:
-        edges.append(node.key)
+def prioritize(run: Iterable[Node], leaf: Node | None, priority: int) -> None:
+    """Raise the nodes of ``run`` to ``priority``. A new ``leaf`` takes it, be it high or low."""
+    for node in run:
+        if priority > node.priority or node is leaf:
+            node.priority = priority
+
+
+def path_up(node: Node, start: int = 0) -> list[Node]:
+    """Return the nodes from ``node`` upward that end past ``start``, the deepest first, without the root."""
+    found = []
+    while node.end > start:
+        found.append(node)
         node = node.parent
-    return b"".join(reversed(edges))
+    return found
+
+
+def root_of(node: Node) -> Root:
+    """Return the root of the namespace in which ``node`` lies."""
+    root = climb(node, 0)
+    assert isinstance(root, Root)
+    return root
+
+
+def path_key(node: Node) -> bytes:
+    """Return the key of the path to the end of ``node``."""
+    return b"".join([each.key for each in reversed(path_up(node))])
 
 
 def descendants(root: Node) -> Iterator[Node]:
