@@ -5,22 +5,32 @@ remembers between tokens. A layer may remember in more than one way (keys of an 
 beside its attention): then it has facts of several kinds under one number. A config that does not say what a layer
 remembers is refused: to take a window for full attention wastes memory, and to take full attention for a window gives
 wrong answers silently. This module does not know which component serves a kind.
+
+A published config leaves out what equals the default of its class, and does not say which tokens its layers attend to.
+The installed transformers says both. The core does not need it: where it is not installed, or lacks the type, the
+tables below say what is known.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
+
+import attrs
 
 from ..contract.manifest import DTYPE_BYTES
 from ..contract.values import LayerFacts, ModelFacts
 from ..errors import CompositionError
-from .config_classes import Known, known_of
 
 __all__ = ["GLOBAL", "load_config", "read_facts"]
+
+Config = Mapping[str, Any]
+
+# ---------------------------------------------------------------- what configs are known to say
 
 NESTED = ("text_config", "llm_config", "language_config")
 """Keys under which the config of a multimodal model has that of its language model."""
@@ -35,212 +45,15 @@ USUAL: Mapping[str, tuple[str, ...]] = {
 }
 """Numbers by the names under which a config object answers, whatever its class calls them; and their other names."""
 
-# ---------------------------------------------------------------- reading a config
-
-
-def load_config(source: object) -> dict[str, Any]:
-    """Load a config as a dict, from a dict, an object with ``to_dict``, a config.json, or a folder that has one."""
-    if isinstance(source, Mapping):
-        return dict(source)
-    to_dict: Callable[[], object] | None = getattr(source, "to_dict", None)
-    if callable(to_dict):
-        config = to_dict()
-        if not isinstance(config, Mapping):
-            raise CompositionError(f"{type(source).__name__}.to_dict() gave {type(config).__name__}, not a dict")
-        return _with_computed(source, dict(config))
-    if not isinstance(source, str | os.PathLike):
-        raise CompositionError(
-            f"cannot read a model from {type(source).__name__}: pass a config dict, a config object with to_dict(), a "
-            f"path to a config.json or its folder, a .toml profile or a Profile"
-        )
-    return _read_json(Path(source))
-
-
-def _with_computed(source: object, config: dict[str, Any]) -> dict[str, Any]:
-    """The dict of a config object, with what its class only computes: a layer list, numbers under their usual names."""
-    for key in NESTED:
-        if isinstance(config.get(key), Mapping):
-            config[key] = _with_computed(getattr(source, key, None), dict(config[key]))
-    listed = getattr(source, "layer_types", None)
-    if isinstance(listed, list | tuple) and config.get("layer_types") is None:
-        config["layer_types"] = list(listed)
-    for name in USUAL:
-        if config.get(name) is None and isinstance(value := getattr(source, name, None), int):
-            config[name] = value
-    return config
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    if path.is_dir():
-        path = path / "config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise CompositionError(
-            f"no model config at {str(path)!r}. Nothing is downloaded: pass the folder of a downloaded model, its "
-            f"config.json, or a config object"
-        ) from error
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise CompositionError(f"cannot read the model config {str(path)!r}: {error}") from error
-    if not isinstance(config, dict):
-        raise CompositionError(f"{str(path)!r} holds {type(config).__name__}, not a model config")
-    return config
-
-
-def read_facts(source: object) -> ModelFacts:
-    """Return a model's facts, with normalised names and the kind of every layer.
-
-    What the config leaves out is taken from its class in transformers, if that is installed.
-    """
-    outer = load_config(source)
-    given = _text_part(outer)
-    known = known_of(outer, given)
-    defaults = {} if known.text is None else load_config(known.text)
-    config = defaults | {key: value for key, value in given.items() if value is not None or key not in defaults}
-    _refuse_other_inputs(config, outer, known)
-    listed = listed_kinds(config)
-    count = _integer(config, "num_hidden_layers", default=len(listed) or None)
-    hidden = _integer(config, "hidden_size")
-    # States alone need no attention heads; a component that does need them refuses 0.
-    heads = _integer(config, "num_attention_heads", default=0 if config.get("state_size") else None)
-    width = _integer(config, "head_dim", default=hidden // heads) if heads else 0
-    if listed and len(listed) != count:
-        raise CompositionError(f"{named(config)} lists {len(listed)} layer types and has {count} layers")
-    layers = layer_facts(config, listed or derived_kinds(config, count, known.causal))
-    dtype, assumed = _dtype(config, outer)
-    implied = {
-        "num_hidden_layers": len(listed_kinds(given)),
-        "num_key_value_heads": _kv_heads(given, heads),
-        "head_dim": hidden // heads if heads else 0,
-    }
-    return ModelFacts(
-        model_type=str(config.get("model_type") or ""),
-        layers=layers,
-        dtype=dtype,
-        hidden_size=hidden,
-        num_attention_heads=heads,
-        num_key_value_heads=_kv_heads(config, heads),
-        head_dim=width,
-        raw=config,
-        warnings=(*assumed, *_taken(given, config, known, implied)),
-    )
-
-
-def _taken(given: Mapping[str, Any], config: Mapping[str, Any], known: Known, implied: Mapping[str, int]) -> list[str]:
-    """Warnings about numbers that the config leaves out, and that are not those which are implied by its others."""
-    if known.failed:
-        return [f"{named(config)}: transformers does not take it, so its defaults are not known here: {known.failed}"]
-    missing = [name for name, others in USUAL.items() if all(given.get(each) is None for each in (name, *others))]
-    if config.get("kv_lora_rank") and "head_dim" in missing:
-        missing.remove("head_dim")  # a latent has a width of its own
-    if known.text is None:
-        if "head_dim" not in missing or not given.get("model_type") or not implied["head_dim"]:
-            return []
-        return [
-            f"{named(config)} leaves out head_dim: {implied['head_dim']} is taken, the hidden size over the heads. "
-            f"Where transformers is installed and has this type, its default is taken"
-        ]
-    taken = [f"{name}={config[name]}" for name in missing if config.get(name) not in (None, implied.get(name))]
-    return [f"{named(config)} leaves out {', '.join(taken)}: these are transformers' defaults"] if taken else []
-
-
-def _refuse_other_inputs(config: Mapping[str, Any], outer: Mapping[str, Any], known: Known) -> None:
-    """Refuse a model whose layers remember more of a prefix than its tokens say."""
-    crossed = {
-        "an encoder-decoder model": outer.get("is_encoder_decoder") or known.cross,
-        "cross-attention": any(config.get(key) for key in CROSSED),
-    }
-    if any(crossed.values()):
-        raise CompositionError(
-            f"{named(config)} has another input than its tokens ({next(filter(crossed.get, crossed))}), so a prefix of "
-            f"tokens does not name what it remembers. Use a decoder-only model"
-        )
-    masked = any("MaskedLM" in str(name) for name in outer.get("architectures") or ())
-    signs = {
-        "use_bidirectional_attention": config.get("use_bidirectional_attention") in (True, "all"),
-        "is_causal=False": config.get("is_causal") is False,
-        "an encoder, without is_decoder=True": (masked or known.encoder) and config.get("is_decoder") is not True,
-    }
-    if any(signs.values()):
-        raise CompositionError(
-            f"{named(config)} attends to later tokens too ({next(sign for sign in signs if signs[sign])}), so what it "
-            f"remembers of a prefix depends on what follows. Use a causal model"
-        )
-
-
-def _text_part(config: dict[str, Any]) -> dict[str, Any]:
-    for key in NESTED:
-        inner = config.get(key)
-        if isinstance(inner, Mapping) and inner:
-            return dict(inner)
-    return config
-
-
-def _integer(config: Mapping[str, Any], usual: str, *, default: int | None = None) -> int:
-    """The value of a number under its usual name, or another one. None counts as missing, as in transformers."""
-    names = (usual, *USUAL[usual])
-    for name in names:
-        value = config.get(name)
-        if value is None:
-            continue
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise CompositionError(f"{named(config)}: {name} must be a whole number of at least 1, got {value!r}")
-        return value
-    if default is None:
-        raise CompositionError(
-            f"{named(config)} has no {' or '.join(names)}. Pass a complete config, or a Profile. Where transformers is "
-            f"installed and has this type, its defaults are taken"
-        )
-    return default
-
-
-def _kv_heads(config: Mapping[str, Any], heads: int) -> int:
-    if config.get("multi_query") and not config.get("new_decoder_architecture"):
-        return 1
-    return _integer(config, "num_key_value_heads", default=heads)
-
-
-def _dtype(config: Mapping[str, Any], outer: Mapping[str, Any]) -> tuple[str, list[str]]:
-    """The dtype of the model's memory, with a warning where the config does not say it."""
-    quantized = config.get("quantization_config") or outer.get("quantization_config")
-    said = [(key, holder.get(key)) for holder in (config, outer) for key in ("dtype", "torch_dtype")]
-    if isinstance(quantized, Mapping):
-        said.append(("bnb_4bit_compute_dtype", quantized.get("bnb_4bit_compute_dtype")))
-    for key, value in said:
-        if value is None or value == "auto":
-            continue
-        name = str(value).removeprefix("torch.")
-        if name not in DTYPE_BYTES:
-            raise CompositionError(f"{named(config)}: {key}={value!r} is none of {', '.join(DTYPE_BYTES)}")
-        return name, []
-    taken = "bfloat16" if quantized else "float32"
-    why = ", in which quantized weights are computed" if quantized else ""
-    return taken, [
-        f"{named(config)} does not say its dtype: {taken} is taken{why}. If the model is loaded in another one, write "
-        f"dtype into the config"
-    ]
-
-
-# ---------------------------------------------------------------- kinds of layers
-
 SLIDING = "sliding_attention"
-
 CHUNKED = "chunked_attention"
-
 GLOBAL = "full_attention"
-
 LATENT = "latent_attention"
-
 INDEXED = "indexed_attention"
-
 INDEXER = "indexer_keys"
-
 LINEAR = "linear_attention"
-
 CONVOLUTION = "conv"
-
 HYBRID = "hybrid"
-
 HYBRID_SLIDING = "hybrid_sliding"
 
 RENAMED = {"attention": GLOBAL, "deepseek_sparse_attention": INDEXED, "global": GLOBAL, "local": GLOBAL}
@@ -280,10 +93,13 @@ NOT_UNIFORM = (
 )  # fmt: skip
 """Keys that are signs of several layer kinds, or of recurrent layers, in configs that do not list their layers."""
 
+RECURRENT_PREFIXES = ("mamba_", "ssm_", "linear_attn_", "linear_num_", "linear_key_", "linear_conv_")
+
 CROSSED = ("cross_attention_layers", "cross_attention_hidden_size", "add_cross_attention")
 """Keys that are signs of attention to another input, such as an image or what an encoder makes of one."""
 
-RECURRENT_PREFIXES = ("mamba_", "ssm_", "linear_attn_", "linear_num_", "linear_key_", "linear_conv_")
+NOT_PASSED = ("model_type", "dtype", "torch_dtype")
+"""Keys that a class of transformers does not take, or takes in fewer spellings than a published config has."""
 
 LISTED = (
     "Pass the config of the loaded model, HFModel(model).config, which lists its layers, write layer_types into it, or "
@@ -291,12 +107,351 @@ LISTED = (
 )
 
 
-def named(config: Mapping[str, Any]) -> str:
+def named(config: Config) -> str:
     return f"model type {config['model_type']!r}" if config.get("model_type") else "this model config"
 
 
-def layer_facts(config: Mapping[str, Any], kinds: list[str]) -> tuple[LayerFacts, ...]:
-    """The layers that remember something, in order, with their options from the config."""
+# ---------------------------------------------------------------- the config as a dict
+
+
+def load_config(source: object) -> dict[str, Any]:
+    """Load a config as a dict, from a dict, an object with ``to_dict``, a config.json, or a folder that has one."""
+    if isinstance(source, Mapping):
+        return dict(source)
+    to_dict: Callable[[], object] | None = getattr(source, "to_dict", None)
+    if callable(to_dict):
+        config = to_dict()
+        if not isinstance(config, Mapping):
+            raise CompositionError(f"{type(source).__name__}.to_dict() gave {type(config).__name__}, not a dict")
+        return _with_computed(source, dict(config))
+    if not isinstance(source, str | os.PathLike):
+        raise CompositionError(
+            f"cannot read a model from {type(source).__name__}: pass a config dict, a config object with to_dict(), a "
+            f"path to a config.json or its folder, a .toml profile or a Profile"
+        )
+    path = Path(source)
+    path = path / "config.json" if path.is_dir() else path
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise CompositionError(
+            f"no model config at {str(path)!r}. Nothing is downloaded: pass the folder of a downloaded model, its "
+            f"config.json, or a config object"
+        ) from error
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise CompositionError(f"cannot read the model config {str(path)!r}: {error}") from error
+    if not isinstance(config, dict):
+        raise CompositionError(f"{str(path)!r} holds {type(config).__name__}, not a model config")
+    return config
+
+
+def _with_computed(source: object, config: dict[str, Any]) -> dict[str, Any]:
+    """Return the dict of a config object with what its class only computes: a layer list, numbers by usual names."""
+    for key in NESTED:
+        if isinstance(config.get(key), Mapping):
+            config[key] = _with_computed(getattr(source, key, None), dict(config[key]))
+    listed = getattr(source, "layer_types", None)
+    if isinstance(listed, list | tuple) and config.get("layer_types") is None:
+        config["layer_types"] = list(listed)
+    for name in USUAL:
+        if config.get(name) is None and isinstance(value := getattr(source, name, None), int):
+            config[name] = value
+    return config
+
+
+@attrs.frozen
+class Known:
+    """What transformers knows of a model config. ``text`` is the config of its language model with all defaults, or
+    None.
+
+    ``causal``, ``encoder``: transformers has a model of this type that generates, or one that fills in masked tokens.
+    ``cross``: the class says that the model is an encoder with a decoder.
+    ``failed``: why the class of the type did not take the config.
+    """
+
+    text: object = None
+    causal: bool = False
+    encoder: bool = False
+    cross: bool = False
+    failed: str = ""
+
+
+def known_of(outer: Config, text: Config) -> Known:
+    """Return what the installed transformers knows of a config, whose language model has the config ``text``."""
+    told = {str(config["model_type"]): config for config in (text, outer) if config.get("model_type")}
+    if not told:
+        return Known()
+    try:
+        classes = importlib.import_module("transformers.models.auto.configuration_auto").CONFIG_MAPPING
+        models = importlib.import_module("transformers.models.auto.modeling_auto")
+        causal = {*models.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *models.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES}
+        masked = models.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    except (ImportError, AttributeError):  # of a transformers that is older than what prefixloom's engine needs
+        return Known()
+    found = Known(causal=not causal.isdisjoint(told), encoder=not told.keys().isdisjoint(masked))
+    name = next((name for name in reversed(told) if name in classes), None)
+    if name is None:
+        return found
+    try:
+        kind = classes[name]
+        made = kind(**{key: told[name][key] for key in told[name] if key not in NOT_PASSED and _can_be_set(kind, key)})
+        decoder = made.get_text_config(decoder=True)
+        return attrs.evolve(found, text=decoder, cross=bool(getattr(made, "is_encoder_decoder", False)))
+    except Exception as error:  # of a dozen types, from several libraries
+        return attrs.evolve(found, failed=" ".join(f"{type(error).__name__}: {error}".split()))
+
+
+def _can_be_set(kind: type, name: str) -> bool:
+    """Return whether an attribute of a config class is not one that the class only computes."""
+    name = getattr(kind, "attribute_map", {}).get(name, name)
+    return getattr(getattr(kind, name, None), "fset", kind) is not None
+
+
+# ---------------------------------------------------------------- the facts
+
+
+def read_facts(source: object) -> ModelFacts:
+    """Return a model's facts, with normalised names and the kind of every layer.
+
+    What the config leaves out is taken from its class in transformers, if that is installed.
+    """
+    outer = load_config(source)
+    given = next((dict(inner) for key in NESTED if isinstance(inner := outer.get(key), Mapping) and inner), outer)
+    known = known_of(outer, given)
+    defaults = {} if known.text is None else load_config(known.text)
+    config = defaults | {key: value for key, value in given.items() if value is not None or key not in defaults}
+    _refuse_other_inputs(config, outer, known)
+    listed = _listed_kinds(config)
+    count = _integer(config, "num_hidden_layers", len(listed) or None)
+    hidden = _integer(config, "hidden_size")
+    # States alone need no attention heads; a component that does need them refuses 0.
+    heads = _integer(config, "num_attention_heads", 0 if config.get("state_size") else None)
+    width = hidden // heads if heads else 0
+    if listed and len(listed) != count:
+        raise CompositionError(f"{named(config)} lists {len(listed)} layer types and has {count} layers")
+    dtype, assumed = _dtype(config, outer)
+    implied = {
+        "num_hidden_layers": len(_listed_kinds(given)),
+        "num_key_value_heads": _kv_heads(given, heads),
+        "head_dim": width,
+    }
+    return ModelFacts(
+        model_type=str(config.get("model_type") or ""),
+        layers=_layers(config, listed or _derived_kinds(config, count, known.causal)),
+        dtype=dtype,
+        hidden_size=hidden,
+        num_attention_heads=heads,
+        num_key_value_heads=_kv_heads(config, heads),
+        head_dim=_integer(config, "head_dim", width) if heads else 0,
+        raw=config,
+        warnings=(*assumed, *_taken(given, config, known, implied)),
+    )
+
+
+def _taken(given: Config, config: Config, known: Known, implied: Mapping[str, int]) -> list[str]:
+    """Return warnings of numbers that the config leaves out, and that its others do not imply."""
+    if known.failed:
+        return [f"{named(config)}: transformers does not take it, so its defaults are not known here: {known.failed}"]
+    missing = [name for name, others in USUAL.items() if all(given.get(each) is None for each in (name, *others))]
+    if config.get("kv_lora_rank") and "head_dim" in missing:
+        missing.remove("head_dim")  # a latent has a width of its own
+    if known.text is None:
+        if "head_dim" not in missing or not given.get("model_type") or not implied["head_dim"]:
+            return []
+        return [
+            f"{named(config)} leaves out head_dim: {implied['head_dim']} is taken, the hidden size over the heads. "
+            f"Where transformers is installed and has this type, its default is taken"
+        ]
+    taken = [f"{name}={config[name]}" for name in missing if config.get(name) not in (None, implied.get(name))]
+    return [f"{named(config)} leaves out {', '.join(taken)}: these are transformers' defaults"] if taken else []
+
+
+def _refuse_other_inputs(config: Config, outer: Config, known: Known) -> None:
+    """Refuse a model whose layers remember more of a prefix than its tokens say."""
+    crossed = (
+        "has another input than its tokens ({}), so a prefix of tokens does not name what it remembers. Use a "
+        "decoder-only model"
+    )
+    later = (
+        "attends to later tokens too ({}), so what it remembers of a prefix depends on what follows. Use a causal model"
+    )
+    encoder = known.encoder or any("MaskedLM" in str(name) for name in outer.get("architectures") or ())
+    signs = (
+        (crossed, "an encoder-decoder model", outer.get("is_encoder_decoder") or known.cross),
+        (crossed, "cross-attention", any(config.get(key) for key in CROSSED)),
+        (later, "use_bidirectional_attention", config.get("use_bidirectional_attention") in (True, "all")),
+        (later, "is_causal=False", config.get("is_causal") is False),
+        (later, "an encoder, without is_decoder=True", encoder and config.get("is_decoder") is not True),
+    )
+    for told, sign, found in signs:
+        if found:
+            raise CompositionError(f"{named(config)} {told.format(sign)}")
+
+
+def _integer(config: Config, usual: str, default: int | None = None) -> int:
+    """Return a number under its usual name, or another one. None counts as missing, as in transformers."""
+    names = (usual, *USUAL[usual])
+    for name in names:
+        value = config.get(name)
+        if value is None:
+            continue
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise CompositionError(f"{named(config)}: {name} must be a whole number of at least 1, got {value!r}")
+        return value
+    if default is None:
+        raise CompositionError(
+            f"{named(config)} has no {' or '.join(names)}. Pass a complete config, or a Profile. Where transformers is "
+            f"installed and has this type, its defaults are taken"
+        )
+    return default
+
+
+def _kv_heads(config: Config, heads: int) -> int:
+    if config.get("multi_query") and not config.get("new_decoder_architecture"):
+        return 1
+    return _integer(config, "num_key_value_heads", heads)
+
+
+def _dtype(config: Config, outer: Config) -> tuple[str, list[str]]:
+    """Return the dtype of the model's memory, with a warning where the config does not say it."""
+    quantized = config.get("quantization_config") or outer.get("quantization_config")
+    said = [(key, holder.get(key)) for holder in (config, outer) for key in ("dtype", "torch_dtype")]
+    if isinstance(quantized, Mapping):
+        said.append(("bnb_4bit_compute_dtype", quantized.get("bnb_4bit_compute_dtype")))
+    for key, value in said:
+        if value is None or value == "auto":
+            continue
+        name = str(value).removeprefix("torch.")
+        if name not in DTYPE_BYTES:
+            raise CompositionError(f"{named(config)}: {key}={value!r} is none of {', '.join(DTYPE_BYTES)}")
+        return name, []
+    taken, why = ("bfloat16", ", in which quantized weights are computed") if quantized else ("float32", "")
+    return taken, [
+        f"{named(config)} does not say its dtype: {taken} is taken{why}. If the model is loaded in another one, write "
+        f"dtype into the config"
+    ]
+
+
+# ---------------------------------------------------------------- the kinds of layers
+
+
+def _listed_kinds(config: Config) -> list[str]:
+    """Return the layer kinds that the config lists; none if it lists none."""
+    for key in ("layer_types", "layers_block_type", "attention_layers"):
+        listed = config.get(key)
+        if listed is None:
+            continue
+        if not isinstance(listed, list | tuple) or not all(isinstance(kind, str) for kind in listed):
+            raise CompositionError(f"{named(config)}: {key} must be a list of layer kinds, got {listed!r}")
+        kinds = [RENAMED.get(str(kind), str(kind)) for kind in listed]
+        return [INDEXED if kind == GLOBAL and _indexed(config) else kind for kind in kinds]
+    return []
+
+
+def _indexed(config: Config) -> bool:
+    """Return whether an indexer selects the latents to attend to. Older configs call such layers plain attention."""
+    return bool(config.get("index_topk") and config.get("kv_lora_rank"))
+
+
+def _derived_kinds(config: Config, count: int, known: bool) -> list[str]:
+    """Return the layer kinds of a config that does not list its layers, derived as in transformers.
+
+    Only of a model type that is ``known`` to generate, or that stands here, plain attention is taken for granted.
+    """
+    kinds = _kinds_by_family(config, count)
+    if kinds is not None:
+        return kinds
+    signs = [key for key in NOT_UNIFORM if config.get(key) is not None]
+    signs += [key for key in config if key.startswith(RECURRENT_PREFIXES) and config[key] is not None]
+    if signs:
+        raise CompositionError(
+            f"{named(config)} does not list its layers, and {', '.join(dict.fromkeys(signs[:4]))} says that they are "
+            f"not all plain attention. {LISTED}"
+        )
+    kinds = _windowed_kinds(config, count)
+    if not known and config.get("model_type", "") not in ALL_WINDOWED | PERIODS.keys() | PLAIN:
+        raise CompositionError(
+            f"{named(config)} is not known here, and it does not say what its layers remember: it may attend to later "
+            f"tokens, or remember in other ways. If it is plain causal attention, write layer_types into it, a list of "
+            f"{GLOBAL!r} for each layer; install a transformers that knows it; or pass a Profile"
+        )
+    return kinds
+
+
+def _numbers(value: object) -> TypeGuard[list[int]]:
+    return isinstance(value, list | tuple) and all(isinstance(item, int) for item in value)
+
+
+def _kinds_by_family(config: Config, count: int) -> list[str] | None:
+    """Return the layer kinds that other keys than a list say, each as one family of models writes them; or None."""
+    get, layers = config.get, range(count)
+    if _numbers(attending := get("attn_layer_indices")):  # Bamba
+        return [GLOBAL if index in attending else LINEAR for index in layers]
+    if _numbers(attending := get("full_attn_idxs")):  # LFM2
+        return [GLOBAL if index in attending else CONVOLUTION for index in layers]
+    period, offset = get("attn_layer_period"), get("attn_layer_offset")
+    if isinstance(period, int) and isinstance(offset, int) and period > 0:  # Jamba
+        return [GLOBAL if index % period == offset else LINEAR for index in layers]
+    period = get("full_attention_interval")
+    if isinstance(period, int) and period > 0:  # Qwen3-Next
+        return [LINEAR if (index + 1) % period else GLOBAL for index in layers]
+    lists = get("linear_attn_config")
+    if isinstance(lists, Mapping):  # Kimi Linear's published checkpoints, which count layers from 1
+        whole, linear = lists.get("full_attn_layers"), lists.get("kda_layers")
+        if _numbers(whole) and _numbers(linear):
+            kinds = dict.fromkeys(whole, GLOBAL) | dict.fromkeys(linear, LINEAR)
+            if missing := [number for number in range(1, count + 1) if number not in kinds]:
+                raise CompositionError(
+                    f"{named(config)}: linear_attn_config names no kind for layers {missing} (from 1)"
+                )
+            return [kinds[index + 1] for index in layers]
+    if _numbers(flags := get("attn_type_list")) and len(flags) == count:  # MiniMax's published checkpoints
+        return [GLOBAL if flag else LINEAR for flag in flags]
+    if get("attention_chunk_size") and {"no_rope_layers", "no_rope_layer_interval"} & config.keys():  # Llama 4
+        every = get("no_rope_layer_interval") or 4
+        rotary = get("no_rope_layers") or [(index + 1) % every for index in layers]
+        return [CHUNKED if flag else GLOBAL for flag in rotary[:count]]
+    if isinstance(pattern := get("hybrid_override_pattern"), str):  # Nemotron-H's published checkpoints
+        if len(pattern) != count or not set(pattern) <= set(LETTERS):
+            raise CompositionError(
+                f"{named(config)}: hybrid_override_pattern has {pattern!r} for {count} layers: it must have one of "
+                f"{', '.join(LETTERS)} for each"
+            )
+        return [LETTERS[letter] for letter in pattern]
+    if "mamba_d_ssm" in config:  # Falcon-H1
+        return [HYBRID] * count
+    if get("state_size") and get("num_attention_heads") is None:  # Mamba
+        return [LINEAR] * count
+    return None
+
+
+def _windowed_kinds(config: Config, count: int) -> list[str]:
+    """Return plain attention in all layers, or the windows that a model type is known to have."""
+    window = config.get("sliding_window")
+    if window is None or config.get("use_sliding_window") is False:
+        return [INDEXED if _indexed(config) else GLOBAL] * count
+    if config.get("max_window_layers") is not None:
+        first = config["max_window_layers"] if config.get("use_sliding_window") else count
+        return [SLIDING if index >= first else GLOBAL for index in range(count)]
+    model_type = str(config.get("model_type") or "")
+    period = config.get("sliding_window_pattern") or PERIODS.get(model_type)
+    if isinstance(period, int) and period > 0:
+        kinds = [GLOBAL if (index + 1) % period == 0 else SLIDING for index in range(count)]
+        if model_type == "gemma4_text":
+            kinds[-1] = GLOBAL
+        return kinds
+    if period is None and (model_type in ALL_WINDOWED or config.get("use_sliding_window")):
+        return [SLIDING] * count
+    raise CompositionError(
+        f"{named(config)} has sliding_window={window!r} and does not say which layers use it. {LISTED}"
+    )
+
+
+# ---------------------------------------------------------------- the options of layers
+
+
+def _layers(config: Config, kinds: list[str]) -> tuple[LayerFacts, ...]:
+    """Return the layers that remember something, in order, with their options from the config."""
     overrides = _overrides(config, kinds)
     owners = _kv_owners(config, kinds)
     indexers = config.get("indexer_types")
@@ -319,164 +474,8 @@ def layer_facts(config: Mapping[str, Any], kinds: list[str]) -> tuple[LayerFacts
     return tuple(out)
 
 
-def listed_kinds(config: Mapping[str, Any]) -> list[str]:
-    """The layer kinds that the config lists; empty if it lists none."""
-    for key in ("layer_types", "layers_block_type", "attention_layers"):
-        listed = config.get(key)
-        if listed is None:
-            continue
-        if not isinstance(listed, list | tuple) or not all(isinstance(kind, str) for kind in listed):
-            raise CompositionError(f"{named(config)}: {key} must be a list of layer kinds, got {listed!r}")
-        kinds = [RENAMED.get(str(kind), str(kind)) for kind in listed]
-        return [INDEXED if kind == GLOBAL and _indexed(config) else kind for kind in kinds]
-    return []
-
-
-def _indexed(config: Mapping[str, Any]) -> bool:
-    """Whether an indexer selects the latents to attend to. Older configs call such layers plain attention."""
-    return bool(config.get("index_topk") and config.get("kv_lora_rank"))
-
-
-def derived_kinds(config: Mapping[str, Any], count: int, known: bool) -> list[str]:
-    """The layer kinds of a config that does not list its layers, derived as in transformers.
-
-    Only of a model type that is ``known`` to generate, or that stands here, plain attention is taken for granted.
-    """
-    for derive in DERIVED:
-        kinds = derive(config, count)
-        if kinds is not None:
-            return kinds
-    signs = [key for key in NOT_UNIFORM if config.get(key) is not None]
-    signs += [key for key in config if key.startswith(RECURRENT_PREFIXES) and config[key] is not None]
-    if signs:
-        raise CompositionError(
-            f"{named(config)} does not list its layers, and {', '.join(dict.fromkeys(signs[:4]))} says that they are "
-            f"not all plain attention. {LISTED}"
-        )
-    kinds = _windowed_kinds(config, count)
-    if not known and config.get("model_type", "") not in ALL_WINDOWED | PERIODS.keys() | PLAIN:
-        raise CompositionError(
-            f"{named(config)} is not known here, and it does not say what its layers remember: it may attend to later "
-            f"tokens, or remember in other ways. If it is plain causal attention, write layer_types into it, a list of "
-            f"{GLOBAL!r} for each layer; install a transformers that knows it; or pass a Profile"
-        )
-    return kinds
-
-
-def _windowed_kinds(config: Mapping[str, Any], count: int) -> list[str]:
-    """Plain attention in all layers, or the windows that a model type is known to have."""
-    window = config.get("sliding_window")
-    if window is None or config.get("use_sliding_window") is False:
-        return [INDEXED if _indexed(config) else GLOBAL] * count
-    if config.get("max_window_layers") is not None:
-        first = config["max_window_layers"] if config.get("use_sliding_window") else count
-        return [SLIDING if index >= first else GLOBAL for index in range(count)]
-    model_type = str(config.get("model_type") or "")
-    period = config.get("sliding_window_pattern") or PERIODS.get(model_type)
-    if isinstance(period, int) and period > 0:
-        kinds = [GLOBAL if (index + 1) % period == 0 else SLIDING for index in range(count)]
-        if model_type == "gemma4_text":
-            kinds[-1] = GLOBAL
-        return kinds
-    if period is None and (model_type in ALL_WINDOWED or config.get("use_sliding_window")):
-        return [SLIDING] * count
-    raise CompositionError(
-        f"{named(config)} has sliding_window={window!r} and does not say which layers use it. {LISTED}"
-    )
-
-
-# ---------------------------------------------------------------- rules for configs without a list of layers
-
-
-def _whole_numbers(value: object) -> bool:
-    return isinstance(value, list | tuple) and all(isinstance(item, int) for item in value)
-
-
-def _by_indices(config: Mapping[str, Any], count: int) -> list[str] | None:
-    """A list of the layers with attention; the others are recurrent (Bamba) or convolutions (LFM2)."""
-    for key, other in (("attn_layer_indices", LINEAR), ("full_attn_idxs", CONVOLUTION)):
-        attending = config.get(key, False)
-        if _whole_numbers(attending) or (attending is None and other == LINEAR):
-            return [GLOBAL if index in (attending or ()) else other for index in range(count)]
-    return None
-
-
-def _by_period(config: Mapping[str, Any], count: int) -> list[str] | None:
-    """Attention in every n-th layer, counted from an offset (Jamba) or from the last of n (Qwen3-Next)."""
-    period, offset = config.get("attn_layer_period"), config.get("attn_layer_offset")
-    if isinstance(period, int) and isinstance(offset, int) and period > 0:
-        return [GLOBAL if index % period == offset else LINEAR for index in range(count)]
-    period = config.get("full_attention_interval")
-    if isinstance(period, int) and period > 0:
-        return [LINEAR if (index + 1) % period else GLOBAL for index in range(count)]
-    return None
-
-
-def _by_lists_from_one(config: Mapping[str, Any], count: int) -> list[str] | None:
-    """Two lists of layer numbers that start at 1 (Kimi Linear's published checkpoints)."""
-    lists = config.get("linear_attn_config")
-    if not isinstance(lists, Mapping) or not all(
-        _whole_numbers(lists.get(k)) for k in ("full_attn_layers", "kda_layers")
-    ):
-        return None
-    kinds = dict.fromkeys(lists["full_attn_layers"], GLOBAL) | dict.fromkeys(lists["kda_layers"], LINEAR)
-    missing = [n for n in range(1, count + 1) if n not in kinds]
-    if missing:
-        raise CompositionError(f"{named(config)}: linear_attn_config names no kind for layers {missing} (from 1)")
-    return [kinds[n] for n in range(1, count + 1)]
-
-
-def _by_flags(config: Mapping[str, Any], count: int) -> list[str] | None:
-    """One number per layer: 1 for attention, 0 for a recurrence (MiniMax's published checkpoints)."""
-    flags: Any = config.get("attn_type_list")
-    if not _whole_numbers(flags) or len(flags) != count:
-        return None
-    return [GLOBAL if flag else LINEAR for flag in flags]
-
-
-def _by_rope(config: Mapping[str, Any], count: int) -> list[str] | None:
-    """Layers with rotary positions attend within chunks, the others to everything (Llama 4)."""
-    if not config.get("attention_chunk_size") or not {"no_rope_layers", "no_rope_layer_interval"} & set(config):
-        return None
-    rotary = config.get("no_rope_layers")
-    if not rotary:
-        every = config.get("no_rope_layer_interval") or 4
-        rotary = [(index + 1) % every != 0 for index in range(count)]
-    return [CHUNKED if flag else GLOBAL for flag in rotary[:count]]
-
-
-def _by_pattern(config: Mapping[str, Any], count: int) -> list[str] | None:
-    """One letter for each layer (Nemotron-H's published checkpoints)."""
-    pattern = config.get("hybrid_override_pattern")
-    if not isinstance(pattern, str):
-        return None
-    if len(pattern) != count or not set(pattern) <= set(LETTERS):
-        raise CompositionError(
-            f"{named(config)}: hybrid_override_pattern has {pattern!r} for {count} layers: it must have one of "
-            f"{', '.join(LETTERS)} for each"
-        )
-    return [LETTERS[letter] for letter in pattern]
-
-
-def _all_alike(config: Mapping[str, Any], count: int) -> list[str] | None:
-    """Attention and a state in every layer (Falcon-H1), or states alone: a state size, and no attention heads."""
-    if "mamba_d_ssm" in config:
-        return [HYBRID] * count
-    if config.get("state_size") and config.get("num_attention_heads") is None:
-        return [LINEAR] * count
-    return None
-
-
-DERIVED: tuple[Callable[[Mapping[str, Any], int], list[str] | None], ...] = (
-    _by_indices, _by_period, _by_lists_from_one, _by_flags, _by_rope, _by_pattern, _all_alike,
-)  # fmt: skip
-"""The rules for configs that do not list their layers. A rule that does not apply returns None."""
-
-# ---------------------------------------------------------------- options of single layers
-
-
-def _overrides(config: Mapping[str, Any], kinds: list[str]) -> dict[int, Mapping[str, Any]]:
-    """The options of single layers that differ from the model's common values."""
+def _overrides(config: Config, kinds: list[str]) -> dict[int, Config]:
+    """Return the options of single layers that differ from the model's common values."""
     listed = config.get("per_layer_config")
     if listed is not None:
         if not isinstance(listed, Mapping) or not all(isinstance(value, Mapping) for value in listed.values()):
@@ -492,8 +491,8 @@ def _overrides(config: Mapping[str, Any], kinds: list[str]) -> dict[int, Mapping
     return {index: value for index, kind in enumerate(kinds) if kind == GLOBAL}
 
 
-def _sliding_widths(config: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """The heads and widths of a layer with a window, if its model type gives such layers others than the rest."""
+def _sliding_widths(config: Config, options: Config) -> dict[str, Any]:
+    """Return the heads and widths of a layer with a window, if its model type gives such layers others."""
     latent = options.get("kv_lora_rank") or config.get("kv_lora_rank")
     if latent:  # transformers caches the latent and the rotary key as keys and values of one head
         return {"num_key_value_heads": 1, "head_dim": latent, "v_head_dim": config.get("qk_rope_head_dim")}
@@ -504,12 +503,11 @@ def _sliding_widths(config: Mapping[str, Any], options: Mapping[str, Any]) -> di
     return {name: value for name, value in found.items() if value is not None and name not in options}
 
 
-def _kv_owners(config: Mapping[str, Any], kinds: list[str]) -> dict[int, int]:
-    """Sharer -> owner. Each of the last ``num_kv_shared_layers`` layers reads the entries of the last layer of its kind
-    before all of them.
+def _kv_owners(config: Config, kinds: list[str]) -> dict[int, int]:
+    """Return sharer -> owner. Each of the last ``num_kv_shared_layers`` layers reads the entries of the last layer of
+    its kind before all of them.
     """
-    shared = config.get("num_kv_shared_layers") or 0
-    first = len(kinds) - shared
+    first = len(kinds) - (config.get("num_kv_shared_layers") or 0)
     owners: dict[int, int] = {}
     for index in range(max(first, 0), len(kinds)):
         before = [i for i in range(first) if kinds[i] == kinds[index]]
