@@ -25,7 +25,6 @@ from prefixloom import (
     compose,
     hookimpl,
 )
-from prefixloom.compose.entry import negotiate
 from prefixloom.compose.registry import Registry
 from prefixloom.contract.composition import Composition, Part
 from tests.support.composing import ONE_BYTE, composed, paths, refused, state, windowed
@@ -55,7 +54,7 @@ def test_a_single_path_component_becomes_a_composition_with_the_defaults(monkeyp
     whole = paths()
     composition = composed(whole, capacity=1000)
     assert (composition.page, composition.lookahead, composition.max_rewind) == (16, 0, 0)
-    assert (composition.device, composition.policy.name, composition.debug) == ("cpu", "lru", False)
+    assert (composition.device, composition.policy.name, composition.debug) == ("meta", "lru", False)
     (part,) = composition.parts
     assert attrs.asdict(part, recurse=False, filter=lambda field, _: field.name not in ("hooks", "origin")) == {
         "name": "whole", "component": whole, "manifest": whole.manifest, "reach": Path(), "unit": "page",
@@ -123,7 +122,7 @@ def test_hooks_are_bound_per_part() -> None:
     assert composition.parts[1].hooks.overridden == ()
 
 
-def test_compose_makes_a_cache_of_what_negotiate_answers() -> None:
+def test_a_cache_has_the_composition_that_it_was_made_of() -> None:
     made = compose(None, plugins=[paths()], capacity=64, page_size=4, debug=True, max_rewind=2, policy="lfu")
     composition = made.composition
     assert isinstance(composition, Composition)
@@ -146,7 +145,7 @@ def test_plugins_are_instances_and_no_names() -> None:
 
 def test_plugins_must_be_a_list() -> None:
     with pytest.raises(CompositionError, match="plugins must be a list"):
-        negotiate(None, plugins=paths(), capacity=64, registry=Registry([]))  # type: ignore[arg-type]
+        compose(None, plugins=paths(), capacity=64, registry=Registry([]))  # type: ignore[arg-type]
 
 
 def test_two_components_of_one_name_are_refused_with_both_origins() -> None:

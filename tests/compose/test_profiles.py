@@ -22,9 +22,9 @@ from prefixloom import (
     ModelFacts,
     Profile,
     Window,
+    compose,
     hookimpl,
 )
-from prefixloom.compose.entry import negotiate
 from prefixloom.compose.profiles import profile_from_facts, profile_from_toml, resolve_profile
 from prefixloom.compose.registry import Registry
 
@@ -152,7 +152,7 @@ def test_a_layer_kind_served_twice_is_refused_with_the_choice_to_make() -> None:
 
 def test_serve_chooses_who_serves_a_layer_kind_from_python_and_from_toml(tmp_path: Path) -> None:
     def composed(model: Any, **options: Any) -> list[str]:
-        return [part.name for part in negotiate(model, capacity=64, registry=TWICE, **options).parts]
+        return [part.name for part in compose(model, capacity=64, registry=TWICE, **options).composition.parts]
 
     facts = attrs.evolve(facts_of("n", WHOLE), raw=LLAMA)
     for chosen in ("near", "nearer"):
@@ -182,7 +182,7 @@ def test_serve_chooses_who_serves_a_layer_kind_from_python_and_from_toml(tmp_pat
 )
 def test_a_choice_that_has_no_effect_is_refused(model: Any, serve: Any, told: str) -> None:
     with pytest.raises(CompositionError, match=told):
-        negotiate(model, capacity=64, registry=TWICE, serve=serve)
+        compose(model, capacity=64, registry=TWICE, serve=serve)
 
 
 def test_a_component_that_cannot_read_its_layers_is_named_with_its_distribution() -> None:

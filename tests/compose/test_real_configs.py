@@ -18,8 +18,7 @@ from typing import Any
 
 import pytest
 
-from prefixloom import Chunk, CompositionError, Path, Point, Window
-from prefixloom.compose.entry import negotiate
+from prefixloom import Chunk, CompositionError, Path, Point, Window, compose
 from prefixloom.compose.registry import Registry
 from prefixloom.contract.composition import Composition, Part
 
@@ -178,7 +177,7 @@ def config_of(name: str, **changes: Any) -> dict[str, Any]:
 
 
 def composed(model: object, registry: Registry) -> Composition:
-    return negotiate(model, capacity=8192, registry=registry)
+    return compose(model, capacity=8192, device="meta", registry=registry).composition
 
 
 def described(part: Part) -> Expected:

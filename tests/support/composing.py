@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from prefixloom import Buffer, Component, CompositionError, Manifest, Path, Point, Window
-from prefixloom.compose.entry import negotiate
+from prefixloom import Buffer, Component, CompositionError, Manifest, Path, Point, Window, compose
 from prefixloom.compose.registry import Registry
 from prefixloom.contract.composition import Composition
 
@@ -30,7 +29,8 @@ def composed(*plugins: Any, **options: Any) -> Composition:
     if "memory" not in options:
         options.setdefault("capacity", 4096)
     options.setdefault("registry", Registry([]))
-    return negotiate(options.pop("model", None), plugins=plugins, **options)
+    options.setdefault("device", "meta")
+    return compose(options.pop("model", None), plugins=plugins, **options).composition
 
 
 def refused(told: str, *plugins: Any, **options: Any) -> str:

@@ -22,7 +22,7 @@ from ..device.tables import Tables
 from ..errors import CompositionError
 from ..insight.debug import Debug
 from ..operations.plugin_calls import PluginCalls
-from ..operations.state import Core, Hold, Shape
+from ..operations.state import Core, Shape
 from ..operations.teardown import fail_work
 from ..operations.unwritten import Unwritten
 from ..tiers.host_lane import HostLane, make_host_lanes
@@ -33,9 +33,11 @@ from ..tree.path_lane import PathLane
 from ..tree.state_lane import CodedLane, StateLane
 from .registry import Registry
 
+Validators = list[tuple[str, Callable[[WalkView], int]]]
+
 
 def build(composition: Composition, registry: Registry, tensors: Mapping[str, Any] | None = None) -> Cache:
-    """The cache of ``composition``. Adapters of models are looked up in ``registry``.
+    """Make the cache of ``composition``. Adapters of models are looked up in ``registry``.
 
     ``tensors``: memory that somebody else has, by component.
     """
@@ -51,13 +53,12 @@ def build(composition: Composition, registry: Registry, tensors: Mapping[str, An
 
 
 def make_core(shape: Shape, host_lanes: tuple[HostLane, ...]) -> Core:
-    """A core whose parts know each other."""
+    """Return a core whose parts know each other."""
     composition = shape.composition
     core = Core(shape)
     pools = [pool for lane in shape.all_lanes for pool in lane.pools]
-    flight: Flight[Hold] = Flight(pools)
-    unwritten: Unwritten[Hold] = Unwritten()
-    core.flight, core.unwritten = flight, unwritten
+    core.flight = flight = Flight(pools)
+    core.unwritten = unwritten = Unwritten()
     flight.on_failure = partial(fail_work, core)
     flight.on_over = unwritten.work_over
     flight.on_reuse = unwritten.reused
@@ -94,7 +95,7 @@ def _checked_tensors(composition: Composition, tensors: Mapping[str, Any] | None
 
 
 def make_lane(composition: Composition, index: int, tensors: Mapping[str, Any] | None = None) -> Lane:
-    """The lane of one component, with its pool."""
+    """Return the lane of one component, with its pool."""
     part = composition.parts[index]
     entries = part.page_tokens // part.manifest.tokens_per_slot if part.page_tokens else 1
     kind = DebugPool if composition.debug else Pool
@@ -107,16 +108,13 @@ def make_lane(composition: Composition, index: int, tensors: Mapping[str, Any] |
             raise
         raise CompositionError(f"component {part.name!r} cannot lie in the tensors that were given: {error}") from error
     queue = serving(composition.policy, states=part.unit == "boundary")
-    if part.running:
-        coder = Coder(part.manifest)
-        rest = make(f"{part.name} at rest", coder.stored, capacity=part.capacity - part.running)
-        rewind = composition.max_rewind
-        lane: Lane = CodedLane(index, part, rest, queue, composition.page, rewind, live, coder)
-    else:
-        lane = lane_for(index, part, live, queue, composition)
     if hasattr(part.component, "pool"):
         part.component.pool = live
-    return lane
+    if not part.running:
+        return lane_for(index, part, live, queue, composition)
+    coder = Coder(part.manifest)
+    rest = make(f"{part.name} at rest", coder.stored, capacity=part.capacity - part.running)
+    return CodedLane(index, part, rest, queue, composition.page, composition.max_rewind, live, coder)
 
 
 def lane_for(index: int, part: Part, pool: Pool, queue: Queue, composition: Composition) -> Lane:
@@ -130,9 +128,9 @@ def lane_for(index: int, part: Part, pool: Pool, queue: Queue, composition: Comp
 
 
 def _falls_with(lane: Lane, lost: Lane) -> bool:
-    """Whether cells of ``lane`` may be of no use any more once ``lost`` has evicted its own at their node.
+    """Return whether cells of ``lane`` may be useless once ``lost`` has evicted its own at their node.
 
-    Not where a plugin is to be asked before it loses a cell.
+    They are kept where a plugin is to be asked before it loses a cell.
     """
     if lane is lost or lane.hooks.evict_component is not None:
         return False
@@ -144,31 +142,24 @@ def _falls_with(lane: Lane, lost: Lane) -> bool:
 
 def make_shape(
     composition: Composition, lanes: tuple[Lane, ...], host_lanes: tuple[HostLane, ...],
-    validators: list[tuple[str, Callable[[WalkView], int]]],
-    tier_validators: list[tuple[str, Callable[[WalkView], int]]],
+    validators: Validators, tier_validators: Validators,
 ) -> Shape:  # fmt: skip
-    """What is known of the cache from now on."""
+    """Return what is known of the cache from now on."""
     page_lanes = tuple(lane for lane in lanes if isinstance(lane, PageLane))
-    path_lanes = tuple(lane for lane in lanes if isinstance(lane, PathLane))
-    partial_lanes = tuple(lane for lane in lanes if isinstance(lane, PartialLane))
     state_lanes = tuple(lane for lane in lanes if isinstance(lane, StateLane))
     coded_lanes = tuple(lane for lane in lanes if isinstance(lane, CodedLane))
     hooks = [lane.hooks for lane in lanes]
     tier_hooks = [] if composition.tier is None else [composition.tier.hooks]
     has_lock_hooks = any(h.acquire_component_lock or h.release_component_lock for h in hooks)
     has_match_hooks = any(h.finalize_match_result for h in hooks)
-    has_insert_hooks = any(h.commit_insert for h in hooks)
-    has_admission = any(lane.admit is not None for lane in state_lanes)
-    limits = any(lane.per_path is not None for lane in state_lanes)
-    tracks = any(lane.track_every for lane in state_lanes)
     kept_whole = [lane.pool.capacity * lane.page for lane in page_lanes if not lane.retains]
     return Shape(
         composition=composition,
         lanes=lanes,
         all_lanes=(*lanes, *host_lanes),
         page_lanes=page_lanes,
-        path_lanes=path_lanes,
-        partial_lanes=partial_lanes,
+        path_lanes=tuple(lane for lane in lanes if isinstance(lane, PathLane)),
+        partial_lanes=tuple(lane for lane in lanes if isinstance(lane, PartialLane)),
         state_lanes=state_lanes,
         coded_lanes=coded_lanes,
         in_order=(*page_lanes, *state_lanes),
@@ -180,20 +171,20 @@ def make_shape(
         validators=validators,
         tier_validators=tier_validators,
         no_records=[None] * len(lanes),
-        tracks_checkpoints=tracks,
+        tracks_checkpoints=any(lane.track_every for lane in state_lanes),
         has_lock_hooks=has_lock_hooks,
         has_match_hooks=has_match_hooks,
         has_plugin_ops=has_match_hooks or any(h.deferred_forward_ops for h in hooks),
         has_transfer_hooks=any(h.build_hicache_transfers or h.commit_hicache_transfer for h in (*hooks, *tier_hooks)),
-        has_insert_hooks=has_insert_hooks,
-        has_admission=has_admission,
-        limits_states_per_path=limits,
+        has_insert_hooks=any(h.commit_insert for h in hooks),
+        has_admission=any(lane.admit is not None for lane in state_lanes),
+        limits_states_per_path=any(lane.per_path is not None for lane in state_lanes),
         publication_ends_later=has_lock_hooks or bool(coded_lanes),
     )
 
 
 def _rewind_limit(composition: Composition, lanes: tuple[Lane, ...]) -> tuple[str, int] | None:
-    """Which component limits how many committed tokens can be taken back, and to how many; None: no component does."""
+    """Return the component that limits how many committed tokens can be taken back, and the limit; None: none does."""
     limits: list[tuple[str, int]] = []
     for lane in lanes:
         own = lane.part.manifest.max_rewind
@@ -204,9 +195,9 @@ def _rewind_limit(composition: Composition, lanes: tuple[Lane, ...]) -> tuple[st
     return min(limits, key=lambda limit: limit[1], default=None)
 
 
-def make_validators(composition: Composition, tiers: tuple[Tier, ...]) -> list[tuple[str, Callable[[WalkView], int]]]:
-    """The validators of matches over ``tiers`` that plugins have, by component."""
-    validators: list[tuple[str, Callable[[WalkView], int]]] = []
+def make_validators(composition: Composition, tiers: tuple[Tier, ...]) -> Validators:
+    """Return the validators of matches over ``tiers`` that plugins have, by component."""
+    validators: Validators = []
     for part in composition.parts:
         maker = part.hooks.create_match_validator
         if maker is None:
@@ -215,10 +206,11 @@ def make_validators(composition: Composition, tiers: tuple[Tier, ...]) -> list[t
             validator = maker(tiers)
         except Exception as error:
             raise CompositionError(f"component {part.name!r}: create_match_validator raised {error!r}") from error
-        if validator is not None:
-            if not callable(validator):
-                raise CompositionError(
-                    f"component {part.name!r}: create_match_validator must return a function or None, got {validator!r}"
-                )
-            validators.append((part.name, validator))
+        if validator is None:
+            continue
+        if not callable(validator):
+            raise CompositionError(
+                f"component {part.name!r}: create_match_validator must return a function or None, got {validator!r}"
+            )
+        validators.append((part.name, validator))
     return validators

@@ -1,8 +1,7 @@
 """Composition: from the arguments of ``compose`` to a cache.
 
-``negotiate`` turns the arguments into a frozen ``Composition``, or refuses them with the reason, before anything is
-allocated; ``compose`` builds the cache from it. All decisions follow from manifests and reaches: no kind of component
-is known here.
+Each step refuses what cannot be, with the reason, before anything is allocated. All decisions follow from manifests and
+reaches: no kind of component is known here.
 """
 
 from __future__ import annotations
@@ -100,64 +99,6 @@ def compose(
     It raises a CompositionError if the components do not fit together; nothing is allocated then.
     """
     registry = default_registry() if registry is None else registry
-    composition = negotiate(
-        model, page_size=page_size, capacity=capacity, memory=memory, traffic=traffic, max_running=max_running,
-        device=device, layout=layout, slots=slots, policy=policy, shares=shares, admission=admission,
-        max_rewind=max_rewind, debug=debug, serve=serve, plugins=plugins, registry=registry,
-    )  # fmt: skip
-    with _COMPOSING:
-        _refuse_shared(composition)
-        cache = build(composition, registry, tensors)
-        _CACHES[cache.core] = weakref.ref(cache)
-    return cache
-
-
-def _refuse_shared(composition: Composition) -> None:
-    """Refuse an instance that serves another cache: its pool and its notes are that one's (0076)."""
-
-    def shared() -> list[Part | TierPart]:
-        used = [core for core, cache in _CACHES.items() if cache() is not None or core.live]
-        others = [part.component for core in used for part in _with_notes(core.shape.composition)]
-        return [part for part in _with_notes(composition) if any(part.component is other for other in others)]
-
-    if shared():
-        gc.collect()  # a cache that was dropped may wait for it
-    for part in shared():
-        raise CompositionError(
-            f"{part.name!r} ({part.origin}) serves another cache that is still in use. Make an instance for each cache"
-        )
-
-
-def _with_notes(composition: Composition) -> list[Part | TierPart]:
-    """Return the tier, and the components that may remember something of a cache: by a hook, or by their pool."""
-    parts: list[Part | TierPart] = [
-        part for part in composition.parts if part.hooks.overridden or hasattr(part.component, "pool")
-    ]
-    return parts if composition.tier is None else [*parts, composition.tier]
-
-
-def negotiate(
-    model: object,
-    *,
-    page_size: int | None = None,
-    capacity: Capacity | None = None,
-    memory: int | str | None = None,
-    traffic: Traffic | None = None,
-    max_running: int | None = None,
-    device: object = "cpu",
-    layout: Layout = "layer_first",
-    slots: Slots = "own",
-    policy: str | EvictionPolicy = "lru",
-    shares: Mapping[str, float] | None = None,
-    admission: str | AdmissionPolicy = "all",
-    max_rewind: int | None = None,
-    debug: bool | None = None,
-    serve: Mapping[str, str] | None = None,
-    plugins: Iterable[object] = (),
-    registry: Registry | None = None,
-) -> Composition:
-    """Return the composition from which ``compose`` would build a cache. Nothing is allocated."""
-    registry = default_registry() if registry is None else registry
     profile = resolve_profile(Profile(()) if model is None else model, registry, serve)
     parts, tier = gather(profile, plugins, registry)
     if layout not in LAYOUTS:
@@ -176,7 +117,7 @@ def negotiate(
         sizing += tier.sizing
     for warning in profile.warnings:
         log.warning("%s", warning)
-    return Composition(
+    composition = Composition(
         name=profile.name,
         parts=tuple(attrs.evolve(part, capacity=sizes[part.name]) for part in parts),
         page=page,
@@ -191,6 +132,11 @@ def negotiate(
         warnings=profile.warnings,
         tier=tier,
     )
+    with _COMPOSING:
+        _refuse_shared(composition)
+        cache = build(composition, registry, tensors)
+        _CACHES[cache.core] = weakref.ref(cache)
+    return cache
 
 
 # ---------------------------------------------------------------- the arguments, one by one
@@ -293,3 +239,26 @@ def _device(device: object) -> str:
             f"device='cpu', or install a torch built for this machine's GPU"
         )
     return name
+
+
+# ---------------------------------------------------------------- instances that serve one cache
+
+
+def _refuse_shared(composition: Composition) -> None:
+    """Refuse an instance that serves another cache: its pool and its notes are that one's (0076)."""
+
+    def shared() -> list[Part | TierPart]:
+        used = [core for core, cache in _CACHES.items() if cache() is not None or core.live]
+        others = [part.component for core in used for part in _with_notes(core.shape.composition)]
+        return [part for part in _with_notes(composition) if any(part.component is other for other in others)]
+
+    if shared():
+        gc.collect()  # a cache that was dropped may wait for it
+    for part in shared():
+        raise CompositionError(f"{part} serves another cache that is still in use. Make an instance for each cache")
+
+
+def _with_notes(composition: Composition) -> list[Part | TierPart]:
+    """Return the tier, and the components that may remember something of a cache: by a hook, or by their pool."""
+    noting = [part for part in composition.parts if part.hooks.overridden or hasattr(part.component, "pool")]
+    return [*noting] if composition.tier is None else [*noting, composition.tier]

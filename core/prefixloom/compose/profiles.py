@@ -9,9 +9,9 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ..contract.values import ComponentSpec, LayerFacts, ModelFacts, Profile
 from ..errors import CompositionError
@@ -20,6 +20,14 @@ from .registry import Registry
 
 Serve = Mapping[str, str]
 """Layer kind -> the component that serves it, where several installed ones do."""
+
+FIELDS: Mapping[str, type] = {
+    "name": str, "page_size": int, "max_rewind": int, "model": str, "serve": dict, "components": list,
+}  # fmt: skip
+"""The keys of a profile's file, and the types of their values."""
+
+COMPONENT_FIELDS: Mapping[str, type] = {"kind": str, "name": str, "options": dict}
+"""The keys of each of its components."""
 
 
 def resolve_profile(model: object, registry: Registry, serve: Serve | None = None) -> Profile:
@@ -53,6 +61,9 @@ def _without_choice(profile: Profile, serve: Serve, whose: str) -> Profile:
     return profile
 
 
+# ---------------------------------------------------------------- from layers
+
+
 def profile_from_facts(facts: ModelFacts, registry: Registry, serve: Serve | None = None) -> Profile:
     """Return the components that serve the model's layers. Each layer kind has one component type, or ``serve`` chooses
     one.
@@ -66,115 +77,85 @@ def profile_from_facts(facts: ModelFacts, registry: Registry, serve: Serve | Non
             f"model type {facts.model_type!r} has no layer that remembers: there is nothing to cache"
         )
     served = registry.kinds_by_layer()
-    unserved = {kind: layers for kind, layers in kinds.items() if kind not in served}
+    told = ", ".join(f"{kind} by {' and '.join(names)}" for kind, names in served.items()) or "none"
+    unserved = "; ".join(f"{kind!r} ({_ranges(layers)})" for kind, layers in kinds.items() if kind not in served)
     if unserved:
-        raise CompositionError(_unserved(facts, unserved, registry))
-    for layer_kind, chosen in serve.items():
-        if chosen not in served.get(layer_kind, ()):
+        broken = [each.reason for each in registry.offers() if each.offer == "component" and each.status == "broken"]
+        raise CompositionError(
+            f"model type {facts.model_type!r} has layers of a kind that no installed component serves: {unserved}. "
+            f"Served: {told}. Install a plugin for it, or pass a Profile that names one"
+            + (". Installed but broken: " + "; ".join(dict.fromkeys(broken)) if broken else "")
+        )
+    for kind, chosen in serve.items():
+        if chosen not in served.get(kind, ()):
             raise CompositionError(
-                f"serve: component {chosen!r} does not serve layers of kind {layer_kind!r}. Served: {_listed(served)}"
+                f"serve: component {chosen!r} does not serve layers of kind {kind!r}. Served: {told}"
             )
-        if layer_kind not in kinds:
+        if kind not in kinds:
             raise CompositionError(
-                f"serve: the model has no layers of kind {layer_kind!r}. It has {', '.join(map(repr, kinds))}"
+                f"serve: the model has no layers of kind {kind!r}. It has {', '.join(map(repr, kinds))}"
             )
-    chosen_by = {kind: serve.get(kind, served[kind][0]) for kind in kinds}
-    for layer_kind in kinds:
-        if len(served[layer_kind]) > 1 and layer_kind not in serve:
-            raise CompositionError(
-                f"layers of kind {layer_kind!r} are served by several installed components: "
-                f"{', '.join(served[layer_kind])}. Choose one: compose(..., serve={{{layer_kind!r}: "
-                f"{served[layer_kind][0]!r}}}), or the same in a .toml profile"
-            )
-    layers: dict[str, list[LayerFacts]] = {}
+    by_component: dict[str, list[LayerFacts]] = {}
     for layer in facts.layers:
-        layers.setdefault(chosen_by[layer.kind], []).append(layer)
+        names = served[layer.kind]
+        if len(names) > 1 and layer.kind not in serve:
+            raise CompositionError(
+                f"layers of kind {layer.kind!r} are served by several installed components: {', '.join(names)}. Choose "
+                f"one: compose(..., serve={{{layer.kind!r}: {names[0]!r}}}), or the same in a .toml profile"
+            )
+        by_component.setdefault(serve.get(layer.kind, names[0]), []).append(layer)
     specs: list[ComponentSpec] = []
     warnings = list(facts.warnings)
-    for kind, mine in layers.items():
-        specs += specs_of(registry, kind, facts, tuple(mine))
-        warnings += _caveats(registry, kind, facts, tuple(mine))
+    for name, layers in by_component.items():
+        specs += specs_of(registry, name, facts, tuple(layers))
+        warnings += map(str, _ask(registry, name, "caveats", facts, tuple(layers)) or ())
     return Profile(specs, name=facts.model_type or "model", warnings=tuple(dict.fromkeys(warnings)))
 
 
 def specs_of(registry: Registry, kind: str, facts: ModelFacts, layers: tuple[LayerFacts, ...]) -> list[ComponentSpec]:
     """Return the component for these layers, or several of one kind if the component type asks for them."""
-    from_layers = registry.component(kind).from_layers
-    assert from_layers is not None, "ComponentType refuses layer_kinds without from_layers"
-    what = _owner(registry, kind)
-    answer = _call_plugin(from_layers, "read", what, facts, layers)
+    answer = _ask(registry, kind, "from_layers", facts, layers)
+    what = f"component {kind!r} ({registry.source('component', kind)}): from_layers must"
     pairs = [("", answer)] if isinstance(answer, Mapping) else answer
-    if not _are_pairs(pairs):
+    if not isinstance(pairs, list | tuple) or not all(map(_is_pair, pairs)):
         raise CompositionError(
-            f"{what}: from_layers must return a mapping of option names, or a list of (name suffix, mapping), got "
-            f"{answer!r}"
+            f"{what} return a mapping of option names, or a list of (name suffix, mapping), got {answer!r}"
         )
     suffixes = [suffix for suffix, _ in pairs]
     if not pairs or len(set(suffixes)) < len(suffixes):
-        raise CompositionError(f"{what}: from_layers must name each component differently, got suffixes {suffixes}")
+        raise CompositionError(f"{what} name each component differently, got suffixes {suffixes}")
     return [ComponentSpec(kind, f"{kind}_{suffix}" if suffix else kind, dict(options)) for suffix, options in pairs]
 
 
-def _are_pairs(pairs: object) -> bool:
-    return isinstance(pairs, list | tuple) and all(
-        isinstance(pair, tuple)
-        and len(pair) == 2
-        and isinstance(pair[0], str)
-        and isinstance(pair[1], Mapping)
-        and all(isinstance(key, str) for key in pair[1])
-        for pair in pairs
-    )
+def _is_pair(pair: object) -> bool:
+    """Return whether an answer is a suffix with options by name."""
+    if not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[1], Mapping):
+        return False
+    return all(isinstance(name, str) for name in (pair[0], *pair[1]))
 
 
-def _caveats(registry: Registry, kind: str, facts: ModelFacts, layers: tuple[LayerFacts, ...]) -> list[str]:
-    caveats = registry.component(kind).caveats
-    if caveats is None:
-        return []
-    return [str(text) for text in _call_plugin(caveats, "judge", _owner(registry, kind), facts, layers)]
-
-
-def _owner(registry: Registry, kind: str) -> str:
-    return f"component {kind!r} ({registry.source('component', kind)})"
-
-
-def _call_plugin(
-    function: Callable[[ModelFacts, tuple[LayerFacts, ...]], Any],
-    verb: str,
-    what: str,
-    facts: ModelFacts,
+def _ask(
+    registry: Registry, kind: str, question: Literal["from_layers", "caveats"], facts: ModelFacts,
     layers: tuple[LayerFacts, ...],
-) -> Any:
-    """Call a plugin's function for these layers. The error for what it raises names the plugin."""
+) -> Any:  # fmt: skip
+    """Ask a component type about these layers, if it can be asked. The error for what it raises names it."""
+    function = getattr(registry.component(kind), question)
+    if function is None:
+        return None
+    what = f"component {kind!r} ({registry.source('component', kind)})"
     try:
         return function(facts, layers)
     except CompositionError as error:
         raise CompositionError(f"{what}: {error}") from error
     except Exception as error:
         raise CompositionError(
-            f"{what} could not {verb} {_ranges(layers)} of model type {facts.model_type!r}: {type(error).__name__}: "
-            f"{error}. Report it there, or pass a Profile"
+            f"{what} could not {'read' if question == 'from_layers' else 'judge'} {_ranges(layers)} of model type "
+            f"{facts.model_type!r}: {type(error).__name__}: {error}. Report it there, or pass a Profile"
         ) from error
 
 
-def _unserved(facts: ModelFacts, unserved: Mapping[str, list[LayerFacts]], registry: Registry) -> str:
-    listed = "; ".join(f"{kind!r} ({_ranges(layers)})" for kind, layers in unserved.items())
-    served = _listed(registry.kinds_by_layer())
-    broken = [offer for offer in registry.offers() if offer.offer == "component" and offer.status == "broken"]
-    text = (
-        f"model type {facts.model_type!r} has layers of a kind that no installed component serves: {listed}. "
-        f"Served: {served}. Install a plugin for it, or pass a Profile that names one"
-    )
-    if broken:
-        text += ". Installed but broken: " + "; ".join(dict.fromkeys(offer.reason for offer in broken))
-    return text
-
-
-def _listed(served: Mapping[str, tuple[str, ...]]) -> str:
-    return ", ".join(f"{layer_kind} by {' and '.join(kinds)}" for layer_kind, kinds in served.items()) or "none"
-
-
-def _ranges(layers: Iterable[LayerFacts]) -> str:
-    """Layer numbers in words: "layer 3", "layers 0-2, 5"."""
+def _ranges(layers: list[LayerFacts] | tuple[LayerFacts, ...]) -> str:
+    """Return layer numbers in words: "layer 3", "layers 0-2, 5"."""
     runs: list[list[int]] = []
     for index in sorted({layer.index for layer in layers}):
         if runs and index == runs[-1][1] + 1:
@@ -182,10 +163,10 @@ def _ranges(layers: Iterable[LayerFacts]) -> str:
         else:
             runs.append([index, index])
     text = ", ".join(str(lo) if lo == hi else f"{lo}-{hi}" for lo, hi in runs)
-    return f"layer {text}" if len(runs) == 1 and runs[0][0] == runs[0][1] else f"layers {text}"
+    return f"layer {text}" if text.isdigit() else f"layers {text}"
 
 
-# ---------------------------------------------------------------- TOML
+# ---------------------------------------------------------------- from a file
 
 
 def profile_from_toml(path: str | os.PathLike[str], registry: Registry, serve: Serve | None = None) -> Profile:
@@ -195,7 +176,7 @@ def profile_from_toml(path: str | os.PathLike[str], registry: Registry, serve: S
     With ``model``, the path of a model config beside the file, the components of the model come first. ``serve`` of
     the caller, and then of the file, chooses who serves its layers.
     """
-    toml: Any = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     where = f"profile {os.fspath(path)!r}"
     try:
         data: dict[str, Any] = toml.loads(Path(path).read_text(encoding="utf-8"))
@@ -203,12 +184,11 @@ def profile_from_toml(path: str | os.PathLike[str], registry: Registry, serve: S
         raise CompositionError(f"there is no {where}") from error
     except (OSError, UnicodeDecodeError, toml.TOMLDecodeError) as error:
         raise CompositionError(f"{where} cannot be read: {error}") from error
-    _only(data, ("name", "page_size", "max_rewind", "model", "serve", "components"), where)
-    config = _typed(data, "model", str, where)
-    tables = data.get("components", [] if config else None)
+    tables, config = data.get("components", []), data.get("model")
     if not isinstance(tables, list) or not (tables or config) or not all(isinstance(table, dict) for table in tables):
         raise CompositionError(f"{where} needs a model, or at least one [[components]] table with a kind")
-    chosen = {**(_typed(data, "serve", dict, where) or {}), **(serve or {})}
+    _check(data, FIELDS, where)
+    chosen = {**data.get("serve", {}), **(serve or {})}
     if config:
         model = resolve_profile(load_config(Path(path).parent / config), registry, chosen)
     else:
@@ -216,29 +196,24 @@ def profile_from_toml(path: str | os.PathLike[str], registry: Registry, serve: S
     specs = list(model.components)
     for number, table in enumerate(tables, 1):
         here = f"{where}, component {number}"
-        _only(table, ("kind", "name", "options"), here)
-        kind = _typed(table, "kind", str, here)
-        if not kind:
+        _check(table, COMPONENT_FIELDS, here)
+        if not table.get("kind"):
             raise CompositionError(f"{here} needs a kind: the name of an installed component")
-        options = _typed(table, "options", dict, here) or {}
-        specs.append(ComponentSpec(kind, _typed(table, "name", str, here) or "", options))
+        specs.append(ComponentSpec(table["kind"], table.get("name", ""), table.get("options", {})))
     return Profile(
         specs,
-        page_size=_typed({"page_size": model.page_size, **data}, "page_size", int, where),
-        max_rewind=_typed({"max_rewind": model.max_rewind, **data}, "max_rewind", int, where),
-        name=_typed(data, "name", str, where) or Path(path).stem,
+        page_size=data.get("page_size", model.page_size),
+        max_rewind=data.get("max_rewind", model.max_rewind),
+        name=data.get("name") or Path(path).stem,
         warnings=model.warnings,
     )
 
 
-def _only(table: Mapping[str, Any], allowed: tuple[str, ...], where: str) -> None:
-    unknown = [key for key in table if key not in allowed]
+def _check(table: Mapping[str, object], fields: Mapping[str, type], where: str) -> None:
+    """Refuse unknown keys, and values of another type."""
+    unknown = [key for key in table if key not in fields]
     if unknown:
-        raise CompositionError(f"{where} has unknown keys: {', '.join(unknown)}. Allowed: {', '.join(allowed)}")
-
-
-def _typed(table: Mapping[str, Any], key: str, kind: type, where: str) -> Any:
-    value = table.get(key)
-    if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
-        raise CompositionError(f"{where}: {key} must be of type {kind.__name__}, got {value!r}")
-    return value
+        raise CompositionError(f"{where} has unknown keys: {', '.join(unknown)}. Allowed: {', '.join(fields)}")
+    for key, value in table.items():
+        if not isinstance(value, fields[key]) or isinstance(value, bool):
+            raise CompositionError(f"{where}: {key} must be of type {fields[key].__name__}, got {value!r}")

@@ -14,7 +14,8 @@ import inspect
 import re
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
-from typing import Any, Literal, Protocol, TypeVar
+from importlib.metadata import EntryPoint
+from typing import Any, Literal, TypeVar
 
 import attrs
 import pluggy
@@ -48,18 +49,6 @@ TAKEN: Mapping[str, Iterable[str]] = {"policy": BUILT_IN, "admission": ADMISSION
 """The built-in names, which no plugin may take."""
 
 
-class EntryPointLike(Protocol):
-    """The part of an entry point that the registry uses, with an optional ``dist``, the distribution."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def value(self) -> str: ...
-
-    def load(self) -> Any: ...
-
-
 @attrs.frozen
 class Offer:
     """One installed offer. ``reason`` says why a broken one cannot be used."""
@@ -82,15 +71,15 @@ class _Entry:
     name: str
     distribution: str
     version: str
-    point: EntryPointLike
+    point: EntryPoint
 
     @classmethod
-    def of(cls, point: EntryPointLike) -> _Entry:
+    def of(cls, point: EntryPoint) -> _Entry:
         offer, colon, name = point.name.partition(":")
         if not colon:
             offer, name = "component", offer
         try:
-            told = point.dist.metadata  # type: ignore[attr-defined]
+            told: Any = point.dist.metadata  # type: ignore[union-attr]
             distribution, version = (str(told.get(field) or "") for field in ("Name", "Version"))
         except Exception:  # without a distribution, or without metadata that can be read
             distribution = version = ""
@@ -115,7 +104,7 @@ class _Entry:
 class Registry:
     """The offers of the installed distributions. A plugin is imported on first use; answers are kept."""
 
-    def __init__(self, entry_points: Iterable[EntryPointLike] | None = None) -> None:
+    def __init__(self, entry_points: Iterable[EntryPoint] | None = None) -> None:
         self._given = None if entry_points is None else tuple(entry_points)
         self._found: dict[tuple[str, str], tuple[_Entry, ...]] | None = None
         self._managers: dict[_Entry, pluggy.PluginManager] = {}

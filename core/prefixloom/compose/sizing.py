@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
 
 import attrs
 
@@ -50,15 +49,6 @@ def whole(value: object, what: str, low: int = 1, unit: str = "") -> int:
 # ---------------------------------------------------------------- the traffic
 
 
-def _at_least(low: int, instance: object, attribute: attrs.Attribute[int], value: int) -> None:
-    whole(value, f"traffic: {attribute.name}", low)
-
-
-def _part_of_one(instance: object, attribute: attrs.Attribute[float], value: float) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1:
-        raise CompositionError(f"traffic: {attribute.name} must be a part from 0 to 1, got {value!r}")
-
-
 def parse_numbers(text: str, names: Collection[str]) -> dict[str, float]:
     """Return the numbers of a command line's traffic, such as "prompt=4096,output=512,shared=0.5", by name."""
     numbers: dict[str, float] = {}
@@ -85,11 +75,17 @@ class Traffic:
     ``chunk``    tokens of one sequence that one step prefills
     """
 
-    running: int = attrs.field(default=32, validator=partial(_at_least, 1))
-    prompt: int = attrs.field(default=4096, validator=partial(_at_least, 1))
-    output: int = attrs.field(default=512, validator=partial(_at_least, 0))
-    shared: float = attrs.field(default=0.5, validator=_part_of_one)
-    chunk: int = attrs.field(default=2048, validator=partial(_at_least, 1))
+    running: int = 32
+    prompt: int = 4096
+    output: int = 512
+    shared: float = 0.5
+    chunk: int = 2048
+
+    def __attrs_post_init__(self) -> None:
+        for name in ("running", "prompt", "output", "chunk"):
+            whole(getattr(self, name), f"traffic: {name}", 0 if name == "output" else 1)
+        if not isinstance(self.shared, int | float) or isinstance(self.shared, bool) or not 0 <= self.shared <= 1:
+            raise CompositionError(f"traffic: shared must be a part from 0 to 1, got {self.shared!r}")
 
     @classmethod
     def parse(cls, text: str, **given: float) -> Traffic:

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 import prefixloom
-from prefixloom import Component, CompositionError, Path
-from prefixloom.compose.entry import negotiate
+from prefixloom import Component, CompositionError, Path, compose
 from prefixloom.compose.registry import Registry
 from prefixloom.contract.composition import Composition
 from prefixloom_full import FullComponent
@@ -31,7 +30,7 @@ def registry() -> Registry:
 
 
 def composed(config: object, registry: Registry, **options: Any) -> Composition:
-    return negotiate(config, capacity=64, registry=registry, **options)
+    return compose(config, capacity=64, device="meta", registry=registry, **options).composition
 
 
 def buffers(component: Component) -> dict[str, tuple[int, ...]]:
