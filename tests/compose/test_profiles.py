@@ -221,30 +221,6 @@ def test_facts_and_configs_are_resolved_through_the_registry() -> None:
     assert resolve_profile(LLAMA, registry).components[0].options == {"layers": (0, 1, 2, 3)}
 
 
-def test_profile_plugins_come_before_the_built_in_reader() -> None:
-    class Mine:
-        def __init__(self, name: str, model_type: str) -> None:
-            self.name, self.value, self.model_type = f"profile:{name}", name, model_type
-
-        def load(self) -> Any:
-            return self
-
-        @hookimpl
-        def prefixloom_profile(self, model_config: dict[str, Any]) -> Profile | None:
-            assert "seen" not in model_config
-            model_config["seen"] = True
-            known = model_config["model_type"] == self.model_type
-            return Profile([ComponentSpec("near")], name=self.value) if known else None
-
-    registry = Registry([Mine("c", "llama"), Mine("b", "llama"), Mine("a", "other"), Installed("near", WHOLE)])
-    config = dict(LLAMA)
-    assert resolve_profile(config, registry).name == "b", "the first that answers, in the order of names"
-    assert resolve_profile({**config, "model_type": "qwen2"}, registry).name == "qwen2"
-    with pytest.raises(CompositionError, match="profile plugin 'b', which knows this config, names its components"):
-        resolve_profile(config, registry, {WHOLE: "near"})
-    assert config == LLAMA, "a plugin gets a copy"
-
-
 TOML = """
 name = "mine"
 page_size = 8

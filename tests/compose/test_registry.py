@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from prefixloom import AdmissionPolicy, ComponentSpec, CompositionError, EvictionPolicy, Profile
+from prefixloom import AdmissionPolicy, CompositionError, EvictionPolicy
 from prefixloom.compose.registry import Offer, Registry, default_registry
 from prefixloom.testing import ComponentCase
 
@@ -295,7 +295,7 @@ def test_a_storage_that_answers_something_else_is_refused(distribution: Distribu
         Registry().storage("shelf")
 
 
-@pytest.mark.parametrize("offer", ["profile", "policy", "admission", "storage"])
+@pytest.mark.parametrize("offer", ["session", "policy", "admission", "storage"])
 def test_every_kind_of_offer_says_for_which_version_it_was_built(distribution: Distribution, offer: str) -> None:
     module = f"later_{offer}"
     distribution("prefixloom-later", {f"{offer}:late": module}, {module: "prefixloom_api = 2"}, version="9.1")
@@ -364,35 +364,6 @@ def test_kinds_by_layer_lists_every_component_that_serves_a_layer_kind(distribut
     served = Registry().kinds_by_layer()
     assert (served["arc"], served["ring_attention"]) == (("ring2",), ("ring", "ring2"))
     assert list(served) == sorted(served)
-
-
-def test_profile_plugins_are_asked_with_the_config_and_errors_name_them(distribution: Distribution) -> None:
-    source = """
-from prefixloom import ComponentSpec, Profile, hookimpl
-
-@hookimpl
-def prefixloom_profile(model_config):
-    if model_config["model_type"] == "crash":
-        raise KeyError("layers")
-    if model_config["model_type"] == "odd":
-        return "not a profile"
-    if model_config["model_type"] == "mine":
-        return Profile([ComponentSpec("ring")])
-"""
-    distribution("prefixloom-mine", {"profile:mine": "mine_mod"}, {"mine_mod": source})
-    registry = Registry()
-    assert registry.profile_of({"model_type": "mine"}) == ("mine", Profile([ComponentSpec("ring")]))
-    assert registry.profile_of({"model_type": "other"}) is None
-    with pytest.raises(CompositionError, match=r"prefixloom-mine 1.0.*raised KeyError"):
-        registry.profile_of({"model_type": "crash"})
-    with pytest.raises(CompositionError, match=r"prefixloom-mine 1.0.*must return a Profile"):
-        registry.profile_of({"model_type": "odd"})
-
-
-def test_a_profile_plugin_that_fails_to_import_is_an_error_and_never_a_skip(distribution: Distribution) -> None:
-    distribution("prefixloom-mine", {"profile:mine": "mine_bad"}, {"mine_bad": "import no_such_dependency"})
-    with pytest.raises(CompositionError, match=r"prefixloom-mine.*failed to import"):
-        Registry().profile_of({})
 
 
 def test_the_entry_points_of_this_repository_all_work(distribution: Distribution) -> None:

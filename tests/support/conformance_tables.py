@@ -33,9 +33,9 @@ UNPROVED: dict[str, str] = {
     "M9": "told to the engine; nothing is derived from it yet",
     "M14": "of a store behind a tier: tests/tiers/test_store.py",
     **dict.fromkeys(("R4", "R5", "R6", "R7", "R8"), ROWS),
-    **dict.fromkeys(("O1", "O2", "O4", "O5", "O7", "O8", "O9", "O10", "O11", "O12", "O13", "O25", "O26"), REGISTRY),
-    **dict.fromkeys(("O21", "O22", "O23"), SESSIONS),
-    **dict.fromkeys(("O14",), POLICY),
+    **dict.fromkeys(("O1", "O2", "O4", "O5", "O7", "O8", "O9", "O10", "O22", "O23"), REGISTRY),
+    **dict.fromkeys(("O18", "O19", "O20"), SESSIONS),
+    **dict.fromkeys(("O11",), POLICY),
     **dict.fromkeys(("F2", "F3", "F4", "W3", "W4"), FOLDING),
     "H12": "what views show is the core's own: tests/operations/test_hooks_extra.py",
 }

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from ..contract.values import ComponentSpec, LayerFacts, ModelFacts, Profile
 from ..errors import CompositionError
-from .model_config import load_config, read_facts
+from .model_config import read_facts
 from .registry import Registry
 
 Serve = Mapping[str, str]
@@ -31,10 +31,7 @@ COMPONENT_FIELDS: Mapping[str, type] = {"kind": str, "name": str, "options": dic
 
 
 def resolve_profile(model: object, registry: Registry, serve: Serve | None = None) -> Profile:
-    """Return the profile for the model given to ``compose``: a Profile, a .toml path, facts, or a model config.
-
-    For a config, installed profile plugins are asked first, in the order of their names.
-    """
+    """Return the profile for the model given to ``compose``: a Profile, a .toml path, facts, or a model config."""
     serve = {} if serve is None else serve
     if not isinstance(serve, Mapping) or not all(isinstance(each, str) for pair in serve.items() for each in pair):
         raise CompositionError(f"serve must map layer kinds to the components that serve them, got {serve!r}")
@@ -44,11 +41,7 @@ def resolve_profile(model: object, registry: Registry, serve: Serve | None = Non
         return profile_from_toml(model, registry, serve)
     if isinstance(model, Profile):
         return _without_choice(model, serve, "the Profile")
-    config = load_config(model)
-    found = registry.profile_of(config)
-    if found is not None:
-        return _without_choice(found[1], serve, f"profile plugin {found[0]!r}, which knows this config,")
-    return profile_from_facts(read_facts(config), registry, serve)
+    return profile_from_facts(read_facts(model), registry, serve)
 
 
 def _without_choice(profile: Profile, serve: Serve, whose: str) -> Profile:
@@ -190,7 +183,7 @@ def profile_from_toml(path: str | os.PathLike[str], registry: Registry, serve: S
     _check(data, FIELDS, where)
     chosen = {**data.get("serve", {}), **(serve or {})}
     if config:
-        model = resolve_profile(load_config(Path(path).parent / config), registry, chosen)
+        model = profile_from_facts(read_facts(Path(path).parent / config), registry, chosen)
     else:
         model = _without_choice(Profile(()), chosen, where)
     specs = list(model.components)

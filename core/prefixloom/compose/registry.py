@@ -1,9 +1,9 @@
 """Registry: the installed plugins of this process, found through entry points and loaded only when selected.
 
 The entry-point group is ``prefixloom``. A component's entry is named by its kind alone; other offers have a prefix:
-``profile:NAME``, ``policy:NAME``, ``admission:NAME``, ``storage:NAME``, ``session:NAME``. The target is a module, or an
-instance, with ``@hookimpl`` functions. The registry knows names, distributions and their answers; it knows no
-component by name, no model and no cache.
+``policy:NAME``, ``admission:NAME``, ``storage:NAME``, ``session:NAME``. The target is a module, or an instance, with
+``@hookimpl`` functions. The registry knows names, distributions and their answers; it knows no component by name, no
+model and no cache.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..cache.session import SessionPlugin
 from ..contract.admission import ADMISSIONS, AdmissionPolicy
 from ..contract.hookspecs import API_VERSION, COLD_HOOKS, FIRST_API, PROJECT, RegistrySpecs
 from ..contract.policy import BUILT_IN, EvictionPolicy
-from ..contract.values import ComponentType, Profile
+from ..contract.values import ComponentType
 from ..errors import CompositionError
 from ..storage import Backend, BackendType, opened, opened_by_url
 from .binding import refuse_order
@@ -33,17 +33,16 @@ GROUP = "prefixloom"
 
 T = TypeVar("T", ComponentType, EvictionPolicy, AdmissionPolicy, BackendType)
 
-OfferKind = Literal["component", "profile", "policy", "admission", "storage", "session"]
+OfferKind = Literal["component", "policy", "admission", "storage", "session"]
 
 TYPES: Mapping[OfferKind, type | None] = {
     "component": ComponentType,
-    "profile": None,
     "policy": EvictionPolicy,
     "admission": AdmissionPolicy,
     "storage": BackendType,
     "session": None,
 }
-"""The kinds of offers, and the type of each answer. None: the plugin is asked later, for each config or each model."""
+"""The kinds of offers, and the type of each answer. None: the plugin is asked later, for each model."""
 
 TAKEN: Mapping[str, Iterable[str]] = {"policy": BUILT_IN, "admission": ADMISSIONS}
 """The built-in names, which no plugin may take."""
@@ -138,23 +137,6 @@ class Registry:
                 f"prefixloom.testing.Truth; leave the function out if nothing can be said"
             )
         return answer
-
-    def profile_of(self, config: Mapping[str, object]) -> tuple[str, Profile] | None:
-        """Return the first profile that an installed plugin has for a model config, and the plugin's name.
-
-        Plugins are asked in the order of their names. One that fails to load is an error.
-        """
-        for name in self.names("profile"):
-            entry = self._select("profile", name)
-            answer = self._ask(entry, "prefixloom_profile", model_config=dict(config))
-            if isinstance(answer, Profile):
-                return name, answer
-            if answer is not None:
-                raise CompositionError(
-                    f"{entry} answered {answer!r}: prefixloom_profile must return a Profile, or None for a config that "
-                    f"it does not know"
-                )
-        return None
 
     def session_plugins(self) -> tuple[SessionPlugin, ...]:
         """Return the installed adapters of models, in the order of their names. One that fails to load is an error."""

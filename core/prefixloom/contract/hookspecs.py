@@ -27,7 +27,6 @@ if TYPE_CHECKING:
         Op,
         Outcome,
         Phase,
-        Profile,
         Receipt,
         SplitRule,
         Tier,
@@ -61,16 +60,6 @@ class RegistrySpecs:
         Entry point name: the component's kind.
         Mutates: nothing. Folded: not; one offer per entry point. Raises: composition is refused.
         Example: ``return ComponentType(kind="ring", make=RingComponent)``
-        """
-
-    @hookspec(firstresult=True)
-    def prefixloom_profile(self, model_config: dict[str, Any]) -> Profile | None:
-        """Return the component set for a model config, or None if this plugin does not know the config.
-
-        When: once per compose() of a model config, until one answers. Entry point name: ``profile:NAME``.
-        Mutates: nothing; the config is a copy. Folded: plugins are asked in the order of their names, the first answer
-        that is not None wins, the built-in reader comes last. Raises: composition is refused.
-        Example: ``return Profile((ComponentSpec("ring"),)) if model_config.get("model_type") == "mine" else None``
         """
 
     @hookspec

@@ -34,7 +34,7 @@ def _laws(module: ModuleType) -> list[Law]:
 def law_somebody_says_what_the_layers_do(case: ComponentCase) -> None:
     """What the layers read and write is said without the component, which cannot be tested against itself.
 
-    Clauses: O24.
+    Clauses: O21.
     """
     if not case.believed:
         return

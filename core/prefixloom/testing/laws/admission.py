@@ -68,7 +68,7 @@ def _answers(case: AdmissionCase, views: list[StateView]) -> list[Any]:
 def law_every_state_gets_an_answer(case: AdmissionCase) -> None:
     """For every state, ``admit`` returns True or False and ``worth`` a number, and neither raises.
 
-    Clauses: O18, O19, O20.
+    Clauses: O15, O16, O17.
     """
     policy = case.policy()
     wanted: tuple[tuple[Any, Any, str], ...] = (
@@ -90,7 +90,7 @@ def law_every_state_gets_an_answer(case: AdmissionCase) -> None:
 def law_the_answer_follows_from_the_view(case: AdmissionCase) -> None:
     """The same view gets the same answer in any order of calls, from every instance, at any time and on every rank.
 
-    Clauses: H6, O18, O19.
+    Clauses: H6, O15, O16.
     """
     views = list(case.views())
     first = _answers(case, views)
@@ -109,7 +109,7 @@ def law_the_answer_follows_from_the_view(case: AdmissionCase) -> None:
 def law_serving_goes_on_with_it(case: AdmissionCase) -> None:
     """A cache with the policy serves requests, counts no error of the policy, and gets every slot back.
 
-    Clauses: O17, O18, O19, M11.
+    Clauses: O14, O15, O16, M11.
     """
     manifest = Manifest([Buffer("content", (), "int64")], states_per_path=2, admission=case.policy())
     path = Component("path", Manifest([Buffer("content", (), "int64")]), Path())

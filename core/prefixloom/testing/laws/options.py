@@ -42,7 +42,7 @@ def law_it_has_the_name_that_it_is_given(case: ComponentCase) -> None:
 def law_its_options_do_what_the_truth_says(case: ComponentCase) -> None:
     """With other options, the component is still what its distribution says of the layers with these options.
 
-    Clauses: O6, O24.
+    Clauses: O6, O21.
     """
     _installed(case)
     for option, was in case.options.items():

@@ -183,7 +183,7 @@ def drained(crowd: Crowd) -> list[int]:
 def law_every_piece_comes_out_exactly_once(case: PolicyCase) -> None:
     """Everything in the queue comes out exactly once; after that the queue returns None.
 
-    Clauses: O15.
+    Clauses: O12.
     """
     crowd = case.crowd("once")
     for _ in range(TURNS):
@@ -203,7 +203,7 @@ def law_every_piece_comes_out_exactly_once(case: PolicyCase) -> None:
 def law_what_is_protected_is_never_evicted(case: PolicyCase) -> None:
     """A cell that was removed because a lease covers it does not come out until it is added again.
 
-    Clauses: O15, E1.
+    Clauses: O12, E1.
     """
     crowd = case.crowd("protected")
     cells = [crowd.add() for _ in range(60)]
@@ -224,7 +224,7 @@ def law_what_is_protected_is_never_evicted(case: PolicyCase) -> None:
 def law_a_piece_says_whether_it_stands_in_the_queue(case: PolicyCase) -> None:
     """``cell.next`` is None exactly while the cell is in no queue. The core relies on nothing else of built-in queues.
 
-    Clauses: O15.
+    Clauses: O12.
     """
     crowd = case.crowd("says")
     known: dict[int, QueuedCell] = {}
@@ -241,7 +241,7 @@ def law_a_piece_says_whether_it_stands_in_the_queue(case: PolicyCase) -> None:
 def law_what_is_put_first_goes_first(case: PolicyCase) -> None:
     """Cells that nothing can use any more (``add_first``) come out before all others, the newest first.
 
-    Clauses: O15, E2.
+    Clauses: O12, E2.
     """
     crowd = case.crowd("first")
     for _ in range(50):
@@ -255,7 +255,7 @@ def law_what_is_put_first_goes_first(case: PolicyCase) -> None:
 def law_the_same_calls_give_the_same_order(case: PolicyCase) -> None:
     """Ranks that make the same calls evict the same cells: the order depends on no clock, random number or address.
 
-    Clauses: H6, O15.
+    Clauses: H6, O12.
     """
     state = random.getstate()
     try:
@@ -294,7 +294,7 @@ def clocks_off_by(seconds: float) -> Iterator[None]:
 def law_a_split_loses_neither_half(case: PolicyCase) -> None:
     """After a split, both halves of a cell in the queue come out; if the cell was not in the queue, neither does.
 
-    Clauses: O15, S2.
+    Clauses: O12, S2.
     """
     crowd = case.crowd("split")
     for _ in range(40):
@@ -313,7 +313,7 @@ def law_a_split_loses_neither_half(case: PolicyCase) -> None:
 def law_nothing_is_kept_of_what_is_gone(case: PolicyCase) -> None:
     """After ``forget`` the queue keeps no reference to a cell, because a server runs for months.
 
-    Clauses: O15.
+    Clauses: O12.
     """
     crowd = case.crowd("gone")
     kept = [weakref.ref(cell) for cell in (_come_and_gone(crowd, number) for number in range(300))]
@@ -346,7 +346,7 @@ def _forget(crowd: Crowd, cell: QueuedCell | None) -> None:
 def law_the_smallest_key_goes_first(case: PolicyCase) -> None:
     """A policy's key never raises, returns values that can be compared, and returns the same for the same use.
 
-    Clauses: O15, O16.
+    Clauses: O12, O13.
     """
     key = case.make().key
     if key is None:
@@ -372,7 +372,7 @@ def law_the_smallest_key_goes_first(case: PolicyCase) -> None:
 def law_a_large_queue_costs_what_a_small_one_does(case: PolicyCase) -> None:
     """Adding, touching, removing and evicting run about as many lines of Python in a queue of 4,000 as in one of 60.
 
-    Clauses: O15.
+    Clauses: O12.
     """
     small, large = (_lines(case, size) for size in (60, 4000))
     for what, lines in large.items():
