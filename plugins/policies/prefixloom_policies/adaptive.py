@@ -24,16 +24,14 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Sequence
 from itertools import takewhile
-from typing import Any
 
 import attrs
 
 from prefixloom import EvictionPolicy, ListQueue, Queue, hookimpl
 
 from .ages import RANGES, Ages, Visit
-from .cells import CellRecord, Prints
+from .cells import CellRecord, EvictableCell, PathNode, Prints
 from .memory import Mark, PathMemory
 
 TURNS = (1, 2, 3, 5)
@@ -41,8 +39,6 @@ TURNS = (1, 2, 3, 5)
 NEW = (0, 512, 2048, 8192)
 """Where the classes of tokens begin that were new in the last turn."""
 KINDS = len(TURNS) * len(NEW)
-SPAN = 8
-"""When a visit began is known for so many times the tokens of the pool. Older visits count as equally old."""
 MARKS_OF_A_PATH = 64
 """A path has at most so many marks, on average. Where there are more, half of all are forgotten."""
 MARKS = 16384
@@ -59,10 +55,8 @@ LEAST = 256
 POOLS = 4
 """It goes by last use, too, until so many pools of tokens have missed, which is how far the memory looks back."""
 RISK = 0.0003
-"""This part of all tokens asked for may be lost against LRU. Beside it, the larger of the next two may be lost, which
-is what one good decision costs before it pays."""
-PATHS = 1
-"""So many paths of average length."""
+"""This part of all tokens asked for may be lost against LRU. Beside it, one path of average length or ``POOL`` may be
+lost, which is what one good decision costs before it pays."""
 POOL = 0.01
 """This part of the pool."""
 AHEAD = 0.01
@@ -70,31 +64,28 @@ AHEAD = 0.01
 
 
 class AdaptiveQueue(Queue):
-    """``first``: where the second range of ages begins, and ``new``: where classes of new tokens begin, in tokens."""
-
-    def __init__(self, first: int = 64, new: Sequence[int] = NEW) -> None:
-        self._new = new
+    def __init__(self) -> None:
         self.prints = Prints()
-        self.ages = Ages(KINDS, first)
+        self.ages = Ages(KINDS)
         self.memory = PathMemory(self.ages)
         # what is here
-        self.known: dict[Any, CellRecord] = {}
-        self._at: dict[Any, CellRecord] = {}
-        self._fresh: list[Any] = []  # the nodes of the newest cell that no known cell has above it, the deepest first
-        self._edges: dict[Any, int] = {}  # the tokens of each edge
+        self.known: dict[EvictableCell, CellRecord] = {}
+        self._at: dict[PathNode, CellRecord] = {}
+        self._fresh: list[PathNode] = []  # of the newest cell, no known cell has these above it; the deepest first
+        self._edges: dict[PathNode, int] = {}  # the tokens of each edge
         self.tokens = 0
         """Tokens of all edges that are here: about the size of the pool, when something must go."""
-        self._went: tuple[Any, CellRecord] | None = None  # the parent of the cell evicted last, and that cell's record
+        self._went: tuple[PathNode, CellRecord] | None = None  # of the cell evicted last: its parent and record
         # the marks of what is here
-        self._marks_of: dict[Any, list[Mark]] = {}  # of each edge, the deepest first
+        self._marks_of: dict[PathNode, list[Mark]] = {}  # of each edge, the deepest first
         self._held = 0  # marks of all edges
         self._least = 0  # the fewest since the last visit began, while requests ran that are not in the tree yet
         self._mask = 0  # the prints of marks have none of these bits
         self._of_a_path = 0.0  # marks of a path, on average
-        self._had: dict[Any, int] = {}  # how deep an LRU pool had the paths that a lease covers, when the lease came
+        self._had: dict[PathNode | None, int] = {}  # how deep an LRU pool had a leased path at first
         # the order
         self._front = ListQueue()
-        self._by_use: OrderedDict[Any, None] = OrderedDict()
+        self._by_use: OrderedDict[EvictableCell, None] = OrderedDict()
         self._lines = [[ListQueue() for _ in range(RANGES)] for _ in range(KINDS)]
         self._order: list[ListQueue] = []
         self._position: dict[ListQueue, int] = {}
@@ -113,7 +104,7 @@ class AdaptiveQueue(Queue):
         self.by_last_use = True
 
     # ------------------------------------------------------------ what the core calls
-    def add(self, cell: Any) -> None:
+    def add(self, cell: EvictableCell) -> None:
         record = self.known.get(cell)
         again = record is not None and record.away
         if record is None:
@@ -130,7 +121,7 @@ class AdaptiveQueue(Queue):
         if self._came % FADES == 0:
             self.ages.fade()
 
-    def add_first(self, cell: Any) -> None:
+    def add_first(self, cell: EvictableCell) -> None:
         record = self.known.get(cell)
         unused = record is not None and record.away
         if record is None:
@@ -153,7 +144,7 @@ class AdaptiveQueue(Queue):
         if unused and record.useless and record.visit is not None:  # under LRU it would go next as well
             self.memory.put_first(self._marks(record), record.visit)
 
-    def remove(self, cell: Any) -> None:
+    def remove(self, cell: EvictableCell) -> None:
         """A path is used from now on: note what an LRU pool has of it, before other requests that run are done."""
         record = self.known[cell]
         record.away = True
@@ -163,7 +154,7 @@ class AdaptiveQueue(Queue):
             self._had[record.node] = self.memory.recent(marks)
             self.memory.use(marks, record.visit)
 
-    def pop(self) -> Any:
+    def pop(self) -> EvictableCell | None:
         cell = _first(self._front) or self._choose()
         if cell is not None:
             record = self.known[cell]
@@ -172,7 +163,7 @@ class AdaptiveQueue(Queue):
             self._went = cell.node.parent, record
         return cell
 
-    def forget(self, cell: Any) -> None:
+    def forget(self, cell: EvictableCell) -> None:
         self.tokens -= self._edges.pop(cell.node, 0)
         record = self.known.pop(cell, None)
         if record is None:
@@ -187,9 +178,9 @@ class AdaptiveQueue(Queue):
         if self._at.get(record.node) is record:
             del self._at[record.node]
         if self._went is not None and self._went[1] is record:
-            self._went = self._went[0], attrs.evolve(record, node=None)
+            self._went = self._went[0], attrs.evolve(record, node=self._went[0])
 
-    def inherit(self, upper: Any, lower: Any, linked: bool) -> None:
+    def inherit(self, upper: EvictableCell, lower: EvictableCell, linked: bool) -> None:
         if lower.node in self._edges:
             self._count(upper.node)
         known = self.known.get(lower)
@@ -213,12 +204,12 @@ class AdaptiveQueue(Queue):
                 self._by_use[upper] = None
 
     # ------------------------------------------------------------ cells
-    def _meet(self, cell: Any) -> CellRecord:
+    def _meet(self, cell: EvictableCell) -> CellRecord:
         node = cell.node
         record = self.known[cell] = self._at[node] = CellRecord(node, node.end)
         return record
 
-    def _find_fresh(self, node: Any) -> None:
+    def _find_fresh(self, node: PathNode) -> None:
         """Find the nodes from ``node`` up that belong to a new cell, because no known cell is at them."""
         self._fresh = [node]
         node = node.parent
@@ -227,7 +218,7 @@ class AdaptiveQueue(Queue):
             self._at[node] = CellRecord(node, node.end)  # so that it is known
             node = node.parent
 
-    def _count(self, node: Any) -> None:
+    def _count(self, node: PathNode) -> None:
         edges = self._edges
         if node in edges:
             return
@@ -240,7 +231,7 @@ class AdaptiveQueue(Queue):
                 edges[below] = left
                 self._divide_marks(below)
 
-    def _come(self, cell: Any, record: CellRecord, again: bool) -> None:
+    def _come(self, cell: EvictableCell, record: CellRecord, again: bool) -> None:
         """A cell may be evicted from now on. ``again``: it was here before, and was used since."""
         visit = record.visit
         if visit is None or again or visit.over:
@@ -249,7 +240,7 @@ class AdaptiveQueue(Queue):
         self._stand(cell, record, 0)
         self._by_use[cell] = None
 
-    def _take(self, cell: Any, record: CellRecord) -> None:
+    def _take(self, cell: EvictableCell, record: CellRecord) -> None:
         """Take a cell off the line in which it stands."""
         line = record.line
         assert line is not None
@@ -283,7 +274,6 @@ class AdaptiveQueue(Queue):
                 marks_here = self._marks_of[node] = self.prints.marks(node, self._mask)
                 self._held += len(marks_here)
         ages.now += record.depth
-        ages.horizon = SPAN * self.tokens
         marks = self._marks(record)
         deep, before = self.memory.seen(marks)
         if deep < there or before is None:
@@ -311,7 +301,7 @@ class AdaptiveQueue(Queue):
         self._least = self._held
 
     def _kind(self, turn: int, new: int) -> int:
-        return (bisect_right(TURNS, turn) - 1) * len(NEW) + bisect_right(self._new, new) - 1
+        return (bisect_right(TURNS, turn) - 1) * len(NEW) + bisect_right(NEW, new) - 1
 
     def _forget_visit(self, record: CellRecord) -> None:
         if record.visit is not None:
@@ -328,7 +318,7 @@ class AdaptiveQueue(Queue):
         if self._reused < LEAST or self._missed < POOLS * self.tokens:
             return
         self.lead = min(self.lead + hit - with_lru, AHEAD * self._asked)
-        risk = RISK * self._asked + max(PATHS * self._path, POOL * self.tokens)
+        risk = RISK * self._asked + max(self._path, POOL * self.tokens)
         self.by_last_use = self.lead < (-risk / 2 if self.by_last_use else -risk)
 
     # ------------------------------------------------------------ marks
@@ -355,7 +345,7 @@ class AdaptiveQueue(Queue):
             self._held += len(kept)
         self.memory.thin(self._mask)
 
-    def _divide_marks(self, node: Any) -> None:
+    def _divide_marks(self, node: PathNode) -> None:
         """Give each edge its own of the marks that the edge of ``node`` had before it was split."""
         marks = self._marks_of.get(node)
         while marks:
@@ -363,7 +353,7 @@ class AdaptiveQueue(Queue):
             marks, node = marks[len(own) :], node.parent
 
     # ------------------------------------------------------------ lines
-    def _stand(self, cell: Any, record: CellRecord, at: int) -> None:
+    def _stand(self, cell: EvictableCell, record: CellRecord, at: int) -> None:
         """Put a cell into the line of its class and range of ages. ``at``: the range; 0: the one of its age."""
         visit = record.visit
         assert visit is not None
@@ -403,7 +393,7 @@ class AdaptiveQueue(Queue):
         self._position = {line: number for number, line in enumerate(self._order)}
         self._filled = sum(1 << number for number, line in enumerate(self._order) if not line.empty)
 
-    def _choose(self) -> Any:
+    def _choose(self) -> EvictableCell | None:
         """Return the cell to evict next, which still stands in its line; None: there is none."""
         if self.by_last_use:
             return next(iter(self._by_use), None)
@@ -411,7 +401,7 @@ class AdaptiveQueue(Queue):
         return _first(self._order[(filled & -filled).bit_length() - 1]) if filled else None
 
 
-def _first(line: ListQueue) -> Any:
+def _first(line: ListQueue) -> EvictableCell | None:
     return next(iter(line), None)
 
 

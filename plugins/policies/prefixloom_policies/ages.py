@@ -17,6 +17,7 @@ Density", NSDI 2018), which stops where the cache itself would evict.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from math import expm1
 
 import attrs
@@ -63,24 +64,15 @@ class Ages:
         self._used = [[0.0] * RANGES for _ in range(kinds)]
         self._ended = [[0.0] * RANGES for _ in range(kinds)]
         self._rest = [[0.0] * RANGES for _ in range(kinds)]
-        self.horizon = 0
-        """So far back it is told apart when visits began."""
         self._width = first * 16  # of a slice of time
-        self._first = 0  # the number of the first slice
-        self._alive = [[0] for _ in range(kinds)]  # visits that go on, by the slice in which they began
+        self._alive = [Counter[int]() for _ in range(kinds)]  # visits that go on, by the slice in which they began
 
     def begin(self, visit: Visit) -> None:
-        while visit.at // self._width - self._first >= len(self._alive[0]):
-            if len(self._alive[0]) >= SLICES:
-                self._shorten()
-            else:
-                for row in self._alive:
-                    row.append(0)
-        self._alive[visit.kind][self._slice(visit)] += 1
-
-    def _slice(self, visit: Visit) -> int:
-        """The slice in which a visit began; the first one has all that is older."""
-        return max(visit.at // self._width - self._first, 0)
+        row = self._alive[visit.kind]
+        row[visit.at // self._width] += 1
+        if len(row) > SLICES:
+            self._width *= 2
+            self._alive = [_in_pairs(row) for row in self._alive]
 
     def end(self, visit: Visit, used: bool) -> None:
         """A visit is over. It is ended once."""
@@ -88,7 +80,10 @@ class Ages:
             return
         visit.over = True
         kind = visit.kind
-        self._alive[kind][self._slice(visit)] -= 1
+        row, slice_ = self._alive[kind], visit.at // self._width
+        row[slice_] -= 1
+        if not row[slice_]:
+            del row[slice_]
         age = self.now - visit.at
         at = bisect_right(self.bounds, age) - 1
         self._ended[kind][at] += 1
@@ -101,23 +96,6 @@ class Ages:
         visit.held -= 1
         if not visit.held:
             self.end(visit, False)
-
-    def _shorten(self) -> None:
-        """Make slices twice as wide, or let the oldest two be one, once all reach back to the horizon."""
-        rows = self._alive
-        if self._width * SLICES >= 2 * self.horizon:
-            for row in rows:
-                row[:2] = [row[0] + row[1]]
-            self._first += 1
-            return
-        if self._first % 2:  # so that what was cut off stays in the first slice
-            for row in rows:
-                row.insert(0, 0)
-            self._first -= 1
-        for row in rows:
-            row[:] = [sum(row[at : at + 2]) for at in range(0, len(row), 2)]
-        self._width *= 2
-        self._first //= 2
 
     def fade(self) -> None:
         """What was learned counts half from now on."""
@@ -153,12 +131,11 @@ class Ages:
         """Time for which visits of a class were seen at each range of ages."""
         widths, bounds = self.widths, self.bounds
         ended, rest = self._ended[kind][:], self._rest[kind][:]
-        for slice_, count in enumerate(self._alive[kind]):
-            if count:
-                age = max(self.now - int((self._first + slice_ + 0.5) * self._width), 0)
-                at = bisect_right(bounds, age) - 1
-                ended[at] += count
-                rest[at] += count * (age - bounds[at])
+        for slice_, count in self._alive[kind].items():
+            age = max(self.now - int((slice_ + 0.5) * self._width), 0)
+            at = bisect_right(bounds, age) - 1
+            ended[at] += count
+            rest[at] += count * (age - bounds[at])
         through = 0.0
         seen = [0.0] * RANGES
         for at in range(RANGES - 1, -1, -1):
@@ -186,6 +163,14 @@ class Ages:
             best.reverse()
             found.append(best)
         return found
+
+
+def _in_pairs(row: Counter[int]) -> Counter[int]:
+    """Return the counts of slices that are twice as wide."""
+    wider: Counter[int] = Counter()
+    for slice_, count in row.items():
+        wider[slice_ // 2] += count
+    return wider
 
 
 def falling_fit(rates: list[float], weights: list[float]) -> list[float]:

@@ -7,13 +7,29 @@ queue.
 from __future__ import annotations
 
 import zlib
-from typing import Any
+from collections.abc import Iterable
+from typing import Protocol
 
 import attrs
 
 from prefixloom import ListQueue
 
 from .ages import Visit
+
+
+class PathNode(Protocol):
+    """The part of a node of the tree that a queue reads: the bytes of its edge, and where the edge ends."""
+
+    key: bytes
+    parent: PathNode
+    end: int
+    children: Iterable[PathNode]
+
+
+class EvictableCell(Protocol):
+    """What stands in a queue, at a node."""
+
+    node: PathNode
 
 
 @attrs.define(slots=True, eq=False)
@@ -29,7 +45,7 @@ class CellRecord:
     ``visit``    the last use of the path that ends here
     """
 
-    node: Any
+    node: PathNode
     depth: int
     away: bool = False
     useless: bool = False
@@ -48,9 +64,9 @@ class Prints:
     kept = 1024
 
     def __init__(self) -> None:
-        self._ends: dict[Any, int] = {}
+        self._ends: dict[PathNode, int] = {}
 
-    def marks(self, node: Any, mask: int) -> list[tuple[int, int]]:
+    def marks(self, node: PathNode, mask: int) -> list[tuple[int, int]]:
         """Of the positions that are printed in the edge of ``node``, those whose print has no bit of ``mask``.
 
         Each as the depth up to which it stands for the edge, and the print of the path up to it, the deepest first.
@@ -73,12 +89,12 @@ class Prints:
         marks.reverse()
         return marks
 
-    def _some(self, node: Any, width: int) -> bytes:
+    def _some(self, node: PathNode, width: int) -> bytes:
         """The first four bytes of each token that is printed of an edge."""
         skipped = -node.parent.end % self.stride
         return memoryview(node.key).cast("I")[skipped * width // 4 :: self.stride * width // 4].tobytes()
 
-    def _to_end(self, node: Any, width: int) -> int:
+    def _to_end(self, node: PathNode, width: int) -> int:
         ends = self._ends
         edges = []
         while node.parent is not None and node not in ends:

@@ -142,29 +142,34 @@ def test_rates_are_those_of_the_visits() -> None:
     assert index[at + 2] < index[at] / 5
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_visits_that_are_over_count_the_same_however_wide_slices_of_time_became(seed: int) -> None:
-    """Slices become wider, or the oldest two one, while visits go on. Each of these is in one until it is over."""
-    chance = random.Random(seed)
-    far, near = Ages(2, first=4), Ages(2, first=4)
+def test_visits_that_are_over_count_the_same_however_wide_slices_of_time_became() -> None:
+    """Slices become wider while visits go on. Each visit is in one slice until it is over."""
+    chance = random.Random(5)
+    fine, wide = Ages(2, first=4), Ages(2, first=4)
+    old = [[Visit(at % 2, at, 1) for at in range(0, 100_000, 25)] for _ in range(2)]
+    for visit in old[0]:
+        wide.begin(visit)
     open_: list[tuple[Visit, Visit]] = []
     for _ in range(3000):
-        far.now = near.now = far.now + chance.randrange(20)
-        if not chance.randrange(100):
-            far.horizon = chance.choice([0, 10_000, 1 << 20])
+        fine.now = wide.now = fine.now + chance.randrange(20)
         kind = chance.randrange(2)
-        open_.append((Visit(kind, far.now, 1), Visit(kind, far.now, 1)))
-        far.begin(open_[-1][0])
-        near.begin(open_[-1][1])
+        open_.append((Visit(kind, fine.now, 1), Visit(kind, fine.now, 1)))
+        fine.begin(open_[-1][0])
+        wide.begin(open_[-1][1])
         for one, other in chance.sample(open_, min(len(open_), 2)):
             if not chance.randrange(3):
                 open_.remove((one, other))
-                far.end(one, used := bool(chance.randrange(2)))
-                near.end(other, used)
+                fine.end(one, used := bool(chance.randrange(2)))
+                wide.end(other, used)
     for one, other in open_:
-        far.end(one, False)
-        near.end(other, False)
-    assert far.rates() == near.rates()
+        fine.end(one, False)
+        wide.end(other, False)
+    fine.now = wide.now = 200_000
+    for one, other in zip(*old, strict=True):
+        wide.end(one, False)
+        fine.begin(other)
+        fine.end(other, False)
+    assert fine.rates() == wide.rates()
 
 
 def test_it_is_learned_that_a_first_turn_is_used_again_and_a_second_is_not() -> None:
