@@ -111,24 +111,24 @@ MOST_FILES = 14
 """Of one room: more are hard to find one's way in."""
 BUDGET: dict[str, int] = {
     "core/prefixloom/keys": 630,
-    "core/prefixloom/storage": 715,
-    "core/prefixloom/contract": 2_230,
+    "core/prefixloom/storage": 720,
+    "core/prefixloom/contract": 2_210,
     "core/prefixloom/device": 2_890,
     "core/prefixloom/tree": 2_980,
-    "core/prefixloom/operations": 3_790,
-    "core/prefixloom/cache": 990,
-    "core/prefixloom/tiers": 2_810,
-    "core/prefixloom/insight": 1_370,
-    "core/prefixloom/compose": 2_610,
+    "core/prefixloom/operations": 3_730,
+    "core/prefixloom/cache": 980,
+    "core/prefixloom/tiers": 2_790,
+    "core/prefixloom/insight": 1_320,
+    "core/prefixloom/compose": 2_430,
     "core/prefixloom/cli": 400,
     "plugins/full": 170,
     "plugins/swa": 170,
     "plugins/mamba": 330,
     "plugins/hicache": 2_700,
-    "plugins/policies": 880,
+    "plugins/policies": 870,
 }
 """The most lines of a room of the library (0090). A change that needs more says so here, and why in its message."""
-MOST_ANY = 587
+MOST_ANY = 515
 """Uses of ``Any`` in the library: a type that nobody has found yet."""
 FACES = {"__init__", "__main__", "conformance", "suites", "pytest_plugin", "pytest_suite", "adapter"}
 """Files beside the rooms, which hand names on: they stand above all rooms of their package."""

@@ -49,14 +49,6 @@ def version() -> str | None:
         return None
 
 
-class _Version(argparse.Action):
-    """Prints the version. The version is looked up only when the option is used."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        print(f"prefixloom {version() or '(not installed, run from its source)'}")
-        parser.exit()
-
-
 class _Parser(argparse.ArgumentParser):
     """A parser that itself refuses unknown arguments, so that the error shows the subcommand's usage."""
 
@@ -76,6 +68,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     chosen = next((argument for argument in arguments if not argument.startswith("-")), None)
     try:
+        if arguments[:1] == ["--version"]:
+            print(f"prefixloom {version() or '(not installed, run from its source)'}", flush=True)
+            return 0
         parser = _parser(chosen)
         if not arguments:
             parser.print_help(sys.stderr)
@@ -112,7 +107,7 @@ def _close_stdout() -> None:
 def _parser(chosen: str | None) -> argparse.ArgumentParser:
     """Make the parser of all subcommands. Only the chosen subcommand gets its arguments."""
     parser = _Parser(prog="prefixloom", description="The prefix cache for hybrid language models.")
-    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
+    parser.add_argument("--version", action="store_true", help="print the version and exit")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name, summary in {**_installed(), **COMMANDS}.items():
         subparser = subparsers.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
