@@ -9,7 +9,21 @@ from typing import Any
 
 import pytest
 
-from prefixloom import Component, CompositionError, EvictionPolicy, InputError, Path, Point, Reach, Window, hookimpl
+from prefixloom import (
+    Buffer,
+    Codec,
+    Component,
+    CompositionError,
+    EvictionPolicy,
+    InputError,
+    Manifest,
+    Path,
+    Point,
+    Reach,
+    Window,
+    compose,
+    hookimpl,
+)
 from prefixloom.contract.policy import BUILT_IN
 from prefixloom.contract.queues import KEPT_TURNS, KeyedQueue, Link, ListQueue, Queue, RankedQueue, Use
 from tests.support.helpers import cache_of, finish, held, part, path_cache, run, serve, settle
@@ -307,6 +321,24 @@ def test_a_key_sees_the_use_of_its_cell() -> None:
     assert (second.uses, second.born) == (2, first.born)
     assert second.last > first.last
     assert (third.tokens, third.depth) == (8, 24)
+    settle(cache)
+
+
+class Locking(Component):
+    @hookimpl
+    def acquire_component_lock(self, anchor: Any) -> None: ...
+
+
+@pytest.mark.parametrize("kind", [Component, Locking])
+@pytest.mark.parametrize("codec", [None, Codec("bfloat16", tolerance=0.01)], ids=["plain", "coded"])
+@pytest.mark.parametrize("chunk", [8, 16], ids=["published twice", "closed"])
+def test_a_state_that_is_published_counts_as_used_once(kind: type[Component], codec: Codec | None, chunk: int) -> None:
+    uses: list[int] = []
+    policy = EvictionPolicy("spy", key=lambda use: uses.append(use.uses) or use.last)
+    state = kind("state", Manifest([Buffer("h", (4,), "float32")], stored_as=codec), Point())
+    cache = compose(None, plugins=[state], page_size=4, capacity={"state": 4}, max_running=2, policy=policy)
+    serve(cache, [1] * 16, chunk=chunk)
+    assert uses == [1] * (16 // chunk)
     settle(cache)
 
 

@@ -179,7 +179,6 @@ def make_shape(
         has_insert_hooks=any(h.commit_insert for h in hooks),
         has_admission=any(lane.admit is not None for lane in state_lanes),
         limits_states_per_path=any(lane.per_path is not None for lane in state_lanes),
-        publication_ends_later=has_lock_hooks or bool(coded_lanes),
     )
 
 

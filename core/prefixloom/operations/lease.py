@@ -1,8 +1,7 @@
 """Leases: the only way to protect cached data.
 
-A lease is made at one boundary, covers for each component what resuming there needs, and is released once, without
-naming a node or a boundary. What it covers undoes exactly what it took; node splits keep that true. Nothing here knows
-what a component keeps.
+A lease is made at one boundary, covers for each component what resuming there needs, and is released once. The release
+undoes exactly what was covered, also if nodes were split meanwhile.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from ..device.handles import dropped_without_release
 from ..errors import PrefixloomError, ProtocolError
 from ..keys.tokens import Span, clipped
 from ..tree.lane import Lane
-from ..tree.radix import Node, Root, descendants, path_key, unlink
+from ..tree.radix import Node, descendants, path_key, unlink
 from .state import Core, Hold
 
 
@@ -90,14 +89,14 @@ class Lease(Hold):
 
 
 def acquire(core: Core, node: Node, namespace: str) -> Lease:
-    """A lease at the end of ``node``. If a hook or a reach raises, nothing is covered."""
-    receipts = None
+    """Make a lease at the end of ``node``. If a hook or a reach raises, nothing is covered."""
+    receipts = core.shape.no_records
     if core.shape.has_lock_hooks:
         receipts = ask_receipts(core, namespace, node.end, core.keys.extra_in(path_key(node), 0))
     covers = [*core.shape.no_records]
     try:
         for lane in core.shape.lanes:
-            covers[lane.index] = cover(lane, node, receipts[lane.index] if receipts else None)
+            covers[lane.index] = lane.acquire(node, receipts[lane.index])
     except PrefixloomError:  # a reach that is plain Python may raise
         uncover(core, covers)
         raise
@@ -110,31 +109,44 @@ def acquire(core: Core, node: Node, namespace: str) -> Lease:
     return lease
 
 
-def cover(lane: Lane, node: Node, receipt: Receipt | None) -> Any:
-    """Cover what resuming at the end of ``node`` needs of one component, and what its plugin wants covered besides."""
-    return lane.acquire(node) if receipt is None else lane.acquire_wider(node, receipt.positions)
-
-
 def standing_for_copies(core: Core) -> Hold:
-    """Stands for work that no sequence owns: it has a fence, and covers nothing."""
-    hold = Hold(core, core.index.empty_root, [], None)
+    """Return a hold that stands for work of no sequence: it has a fence, and covers nothing."""
+    hold = Hold(core, core.index.empty_root, [], core.shape.no_records)
     hold.core = None
     return hold
 
 
 def ask_receipts(core: Core, namespace: str, boundary: int, extra: Iterable[Span]) -> list[Receipt | None]:
-    """What the plugins want covered at ``boundary``; asked first, so that a failure changes nothing.
+    """Return what the plugins want covered at ``boundary``. Call it first, so that a failure changes nothing.
 
     ``extra`` are the extra keys there are, of which the plugins see what lies before the boundary.
     """
     view = AnchorView(namespace, boundary, clipped(extra, 0, boundary))
-    receipts: list[Receipt | None] = []
+    receipts: list[Receipt | None] = [*core.shape.no_records]
     for lane in core.shape.lanes:
         hook = lane.hooks.acquire_component_lock
-        receipts.append(
-            None if hook is None else core.plugins.ask(lane, "acquire_component_lock", Receipt, hook, view, "device")
-        )
+        if hook is not None:
+            receipts[lane.index] = core.plugins.ask(lane, "acquire_component_lock", Receipt, hook, view, "device")
     return receipts
+
+
+def move_anchor(core: Core, hold: Hold, node: Node) -> None:
+    """Anchor ``hold``, all of whose covers have moved to ``node``, there."""
+    old = hold.node
+    if node is not old:
+        node.protect()
+        hold.node = node
+        old.unprotect()
+        core.index.prune(old)
+
+
+def swap(core: Core, hold: Hold, other: Hold) -> None:
+    """Let ``hold`` cover what ``other`` covered, and release what it covered before."""
+    hold.node, other.node = other.node, hold.node
+    hold.covers, other.covers = other.covers, hold.covers
+    hold.receipts, other.receipts = other.receipts, hold.receipts
+    hold.fence = max(hold.fence, other.fence)
+    release(core, other)
 
 
 # ---------------------------------------------------------------- giving back
@@ -159,10 +171,12 @@ def release(core: Core, hold: Hold) -> None:
     for lane in core.shape.lanes:
         covered = covers[lane.index]
         if covered is not None:
-            if receipts is None and lane.hooks.release_component_lock is None:
-                lane.release(covered)
-            else:
-                _release_touching(core, lane, covered, receipts[lane.index] if receipts else None)
+            hook, recent = lane.hooks.release_component_lock, True
+            if hook is not None:
+                receipt = receipts[lane.index] or Receipt()
+                touch = core.plugins.ask_softly(lane, "release_component_lock", Touch, hook, receipt)
+                recent = touch is None or touch.positions is None or bool(touch.positions)
+            lane.release(covered, recent)
     node = hold.node
     node.unprotect()
     core.index.prune(node)
@@ -170,51 +184,19 @@ def release(core: Core, hold: Hold) -> None:
         sweep(core)
 
 
-def _release_touching(core: Core, lane: Lane, covered: Any, receipt: Receipt | None) -> None:
-    """Release where a plugin says what becomes recent by it."""
-    hook = lane.hooks.release_component_lock
-    touch = None
-    if hook is not None:
-        mine = receipt if receipt is not None else Receipt()
-        touch = core.plugins.ask_softly(lane, "release_component_lock", Touch, hook, mine)
-    lane.release(covered, recent=touch is None or touch.positions is None or bool(touch.positions))
-
-
 def release_part(hold: Hold, lane: Lane) -> None:
-    """Uncover what one component has; the rest of the lease stays."""
+    """Uncover what ``hold`` covers of one component; the rest of the lease stays."""
     covered = hold.covers[lane.index]
     if covered is not None:
         hold.covers[lane.index] = None
         lane.release(covered)
 
 
-# ---------------------------------------------------------------- moving
-
-
-def swap(core: Core, hold: Hold, other: Hold) -> None:
-    """``hold`` covers from now on what ``other`` covered. What it covered before is released."""
-    hold.node, other.node = other.node, hold.node
-    hold.covers, other.covers = other.covers, hold.covers
-    hold.receipts, other.receipts = other.receipts, hold.receipts
-    hold.fence = max(hold.fence, other.fence)
-    release(core, other)
-
-
-def move_anchor(core: Core, hold: Hold, node: Node) -> None:
-    """``hold``, all of whose covers have moved to ``node``, is anchored there."""
-    old = hold.node
-    if node is not old:
-        node.protect()
-        hold.node = node
-        old.unprotect()
-        core.index.prune(old)
-
-
 # ---------------------------------------------------------------- dropped namespaces
 
 
 def drop_namespace(core: Core, namespace: str) -> int:
-    """Nothing is found of a namespace any more, nor of what a store still brings; the cells that are still covered.
+    """Let nothing of a namespace be found any more, nor what a store still brings. Return the cells still covered.
 
     A plain name means the namespace of that name under every identity.
     """
@@ -229,29 +211,20 @@ def drop_namespace(core: Core, namespace: str) -> int:
 
 
 def sweep(core: Core) -> int:
-    """Free what leases no longer cover of dropped namespaces; the number of cells that are still covered."""
+    """Free what no lease covers any more of dropped namespaces. Return the number of cells that are still covered."""
     index = core.index
     kept = 0
-    for root in list(index.dropped_roots):
-        kept += _clear(core, root)
+    for root in [*index.dropped_roots]:
+        for node in reversed([*descendants(root)]):  # the deepest first
+            for lane in core.shape.all_lanes:
+                cell = lane.cell(node)
+                if cell is not None and lane.uncovered(cell):
+                    lane.drop_cell(cell)
+                elif cell is not None:
+                    kept += 1
+            index.prune(node)
         if root.idle:
             index.dropped_roots.remove(root)
             unlink(root)
     index.lose()
-    return kept
-
-
-def _clear(core: Core, root: Root) -> int:
-    """Free all below ``root`` that nothing covers, deepest first; how many cells stayed."""
-    kept = 0
-    for node in reversed(list(descendants(root))):
-        for lane in core.shape.all_lanes:
-            cell = lane.cell(node)
-            if cell is None:
-                continue
-            if lane.uncovered(cell):
-                lane.drop_cell(cell)
-            else:
-                kept += 1
-        core.index.prune(node)
     return kept

@@ -16,7 +16,7 @@ from ..errors import PrefixloomError
 from ..keys.elements import extra_numbers
 from ..keys.tokens import Tokens
 from ..tree.radix import Node, climb, descendants
-from .lease import ask_receipts, cover, uncover
+from .lease import ask_receipts, uncover
 from .match import limit_of, walked_boundary, wanted_at
 from .publish import split
 from .room import make_room
@@ -36,7 +36,9 @@ def open_at(core: Core, match: Match, label: str, priority: int, until: float, *
     if match.extra:
         _name_extra(core, match)
     node = anchor(core, match)
-    receipts = ask_receipts(core, match.namespace, node.end, match.extra) if shape.has_lock_hooks else None
+    receipts = shape.no_records
+    if shape.has_lock_hooks:
+        receipts = ask_receipts(core, match.namespace, node.end, match.extra)
     # All running states have their slots at once, or none before there is room.
     with_slots = not (arrives or match.claims)
     for point in shape.state_lanes:
@@ -49,7 +51,7 @@ def open_at(core: Core, match: Match, label: str, priority: int, until: float, *
         for lane in shape.page_lanes:
             i = lane.index
             held[i] = lane.open(node)
-            covers[i] = cover(lane, node, None if receipts is None else receipts[i])
+            covers[i] = lane.acquire(node, receipts[i])
     except PrefixloomError:  # a reach that is plain Python may raise
         uncover(core, covers)
         raise

@@ -26,12 +26,12 @@ from collections.abc import Sequence as Many
 from functools import partial
 
 from ..contract.admission import StateView
-from ..contract.values import Claim, NodeView, Receipt, SplitRule, WalkView
+from ..contract.values import Claim, NodeView, SplitRule, WalkView
 from ..device.pool import ID_BYTES, NO_SLOT, Stage, present
 from ..errors import CapacityError, PrefixloomError
 from ..keys.tokens import clipped
 from ..tree.lane import Lane
-from ..tree.radix import Node, path_key, path_up, prioritize, root_of
+from ..tree.radix import Node, path_key, path_up, prioritize
 from ..tree.state_lane import CodedLane, StateCell, StateLane
 from .lease import ask_receipts, move_anchor, sweep
 from .retain import retain_published
@@ -104,6 +104,7 @@ def nodes_for(core: Core, running: Running, upto: int) -> list[Node]:
             run = path_up(reached, node.end)[::-1]
             node = reached
     leaf = core.index.tree.extend(node, running.names.key_between(node.end, upto), upto, run, partial(split, core))
+    run = run or [node]  # nothing lies behind what is published
     if running.priority:
         prioritize(run, leaf, running.priority)
     if core.index.expiries is not None:
@@ -134,13 +135,13 @@ def close(core: Core, running: Running) -> None:
     if core.flight.alone:
         core.flight.end_alone(running)
     upto = running.publishable
-    warns = core.misses_states and not _is_dropped(core, running.node)
+    warns = core.misses_states and not core.index.dropped_roots
     try:
         if upto > running.published:
             for stop in _stops(core, running, upto):
                 _hand_over(core, running, stop, upto)
-        elif core.shape.has_admission:
-            _admit_late(core, running)
+        elif upto and core.shape.has_admission:  # a state was refused, maybe, and is the last one now
+            _hand_over(core, running, upto, upto)
     except PrefixloomError:
         if running.held:
             give_back(core, running)
@@ -151,20 +152,41 @@ def close(core: Core, running: Running) -> None:
         give_back(core, running)
 
 
+def _stops(core: Core, running: Running, upto: int) -> Many[int]:
+    """Return where a publication up to ``upto`` must end a node: at each state's deepest checkpoint, and at its end."""
+    if not core.shape.tracks_checkpoints:
+        return (upto,)
+    found = {upto}
+    for _, holding in running.states:
+        at = holding.checkpoint(upto)
+        if at > running.published and not at % core.shape.page:
+            found.add(at)
+    return sorted(found)
+
+
 def _hand_over(core: Core, running: Running, upto: int, end: int) -> None:
     """Hand [published, upto) to the tree. The sequence ends at ``end``, or it runs on.
 
     The lease moves with it. But if the sequence ends here, nothing is covered any more and the rest is given back in
-    the same walk, unless what follows needs its slots or its lease: a chat turn costs 10 to 15% less by that (# 0086).
+    the same walk: a chat turn costs 10 to 15% less by that (# 0086). A plugin that says what becomes recent by a
+    release is asked after the lease has moved.
     """
     shape, covers, held = core.shape, running.covers, running.held
-    ends = upto == end and not shape.publication_ends_later
-    unwritten = _unwritten_slots(running)
-    receipts = None
+    ends = upto == end and not shape.has_lock_hooks
+    receipts = shape.no_records
     if shape.has_lock_hooks:
         receipts = ask_receipts(core, running.namespace, upto, running.names.extra)
-    giving = _giving(core, running, upto, end)
+    giving: Many[Lane] = shape.in_order
+    if shape.has_insert_hooks or shape.has_admission:
+        giving = [lane for lane in giving if not _is_refused(core, running, lane, upto, end)]
     run = nodes_for(core, running, upto)
+    for state_lane in shape.state_lanes:
+        if isinstance(state_lane, CodedLane) or (upto != end and not state_lane.live.at_hand):
+            giving = _with_room(core, running, giving, run[-1], upto == end)
+            break
+    unwritten = None
+    if running.work is not None and not running.work.over:
+        unwritten = [(lane, set(lane.own_slots(holding))) for lane, holding in running.pairs]
     try:
         for lane in shape.in_order:
             i = lane.index
@@ -175,12 +197,11 @@ def _hand_over(core: Core, running: Running, upto: int, end: int) -> None:
                 covers[i] = None
                 lane.close(held[i])
             else:
-                covers[i] = lane.follow(run, held[i], covers[i])
+                covers[i] = lane.follow(run, held[i], covers[i], receipts[i])
         if ends:
             _end(core, running, run[-1])
         else:
-            if receipts is not None:
-                _cover_wider(core, running, run[-1], receipts)
+            running.receipts = receipts
             move_anchor(core, running, run[-1])
             if upto != end:
                 _renew_states(core, running)
@@ -188,18 +209,16 @@ def _hand_over(core: Core, running: Running, upto: int, end: int) -> None:
         end_half_way(core, running, run, error)
         raise
     running.published = upto
-    _follow_up(core, running, run, unwritten, giving)
-
-
-def _cover_wider(core: Core, running: Running, node: Node, receipts: list[Receipt | None]) -> None:
-    """Cover what the plugins want covered at the end of ``node`` besides what resuming there needs."""
-    running.receipts = receipts
-    for lane in core.shape.page_lanes:
-        receipt, cover = receipts[lane.index], running.covers[lane.index]
-        if receipt is not None:
-            running.covers[lane.index] = lane.acquire_wider(node, receipt.positions)
-            if cover is not None:
-                lane.release(cover)
+    if unwritten is not None:
+        core.unwritten.add_owned(running, run, unwritten)
+    if core.unwritten.nodes:
+        core.unwritten.read(running, run[-1])
+    if core.watcher is not None:
+        core.watcher.published(run)
+    if core.below is not None:
+        core.below.published(run)
+    if shape.limits_states_per_path:
+        _thin(core, running, giving, run[-1])
 
 
 def _renew_states(core: Core, running: Running) -> None:
@@ -229,43 +248,6 @@ def _end(core: Core, running: Running, node: Node) -> None:
         sweep(core)
 
 
-def _stops(core: Core, running: Running, upto: int) -> Many[int]:
-    """Return where a publication up to ``upto`` must end a node: at each state's deepest checkpoint, and at its end."""
-    if not core.shape.tracks_checkpoints:
-        return (upto,)
-    found = {upto}
-    for _, holding in running.states:
-        at = holding.checkpoint(upto)
-        if at > running.published and not at % core.shape.page:
-            found.add(at)
-    return sorted(found)
-
-
-def _admit_late(core: Core, running: Running) -> None:
-    """Hand over a state at the end that was not admitted while the sequence ran on: now it is the last."""
-    node, upto = running.node, running.published
-    if node.end:
-        lacking = [lane for lane in core.shape.state_lanes if lane.cell(node) is None]
-        giving = _admitted(core, running, [lane for lane in lacking if lane.admit is not None], upto, upto)
-        unwritten = _unwritten_slots(running)
-        for lane in giving:
-            lane.adopt([node], running.held[lane.index])
-        _follow_up(core, running, [node], unwritten, giving)
-
-
-def _unwritten_slots(running: Running) -> Slots | None:
-    """Return what the sequence owns by lane, if work in flight has yet to write it."""
-    if running.work is None or running.work.over:
-        return None
-    return [(lane, set(lane.own_slots(holding))) for lane, holding in running.pairs]
-
-
-def _is_dropped(core: Core, node: Node) -> bool:
-    """Return whether the namespace of ``node`` was dropped."""
-    dropped = core.index.dropped_roots
-    return bool(dropped) and root_of(node) in dropped
-
-
 def _warn_of_no_state(core: Core, running: Running) -> None:
     """Warn, once per cache, of a prompt that was published without any state and so cannot be resumed (# 0086).
 
@@ -276,157 +258,109 @@ def _warn_of_no_state(core: Core, running: Running) -> None:
     resumable = running.match.count - max(1, shape.lookahead)
     if not running.ready < resumable // shape.page * shape.page <= running.published:
         return
-    if any(lane.evicted for lane in shape.state_lanes):
-        core.misses_states = False
-        return
-    lacking: Many[StateLane] = shape.state_lanes
+    lacking = [lane for lane in shape.state_lanes if not lane.evicted]
     for node in path_up(running.node, running.ready):
         lacking = [lane for lane in lacking if lane.cell(node) is None]
     if lacking:
         core.misses_states = False
-        names = " and ".join(repr(lane.name) for lane in lacking)
         log.warning(
             "%r: its prompt was computed and no state of %s was kept, so no request can resume it. A state is kept "
             "only if a step ends at a boundary and the sequence is published then: let each step of a prompt end at "
             "sequence.next_stop(budget), and call sequence.publish() after it. This is said once per cache",
-            running, names,
+            running, " and ".join(repr(lane.name) for lane in lacking),
         )  # fmt: skip
 
 
-# ---------------------------------------------------------------- what is kept back
+# ---------------------------------------------------------------- what is not handed over
 
 
-def _giving(core: Core, running: Running, upto: int, end: int) -> Many[Lane]:
-    """Return the lanes that hand over what they have at ``upto``, unless a plugin, a policy or lack of room objects."""
-    shape = core.shape
-    giving: Many[Lane] = shape.in_order
-    if shape.has_insert_hooks:
-        giving = _kept_by_plugins(core, running, giving, upto, last=upto == end)
-    if shape.has_admission:
-        giving = _admitted(core, running, giving, upto, end)
-    if upto != end:
-        for lane in shape.state_lanes:
-            if not lane.live.at_hand:
-                return _with_slots_to_go_on(core, running, giving, upto)
-    return giving
+def _is_refused(core: Core, running: Running, lane: Lane, upto: int, end: int) -> bool:
+    """Return whether a plugin or a policy refuses the state of ``lane`` at ``upto``: it stays with the sequence.
 
-
-def _kept_by_plugins(core: Core, running: Running, giving: Many[Lane], upto: int, last: bool) -> Many[Lane]:
-    """What the plugins want kept of the span: the rest is given back, a state stays with the sequence."""
-    start = running.node.end
-    names, at_branch = running.names, upto == running.branch
-    view = WalkView(running.namespace, upto, names.count, upto, start, at_branch, last, names.extra)
-    left = []
-    for lane in giving:
-        hook = lane.hooks.commit_insert
-        claim = core.plugins.ask_softly(lane, "commit_insert", Claim, hook, view)
-        if claim is not None and claim.keep is not None:
-            if lane.unit == "boundary":
-                if not claim.keep:
-                    if running.held[lane.index].checkpoint(upto) == upto:
-                        core.left_out(lane, running, upto, "policy")
-                    continue
-            elif any(isinstance(span, int) for span in claim.keep):
-                core.plugins.go_on_without(
-                    core.plugins.bad_answer(lane.name, "commit_insert", "intervals to keep", claim.keep)
-                )
-            elif last or lane.part.reach.convex:  # or else a later boundary may need what this one does not
-                lane.hold_back(running.held[lane.index], start, upto, claim.keep)
-        left.append(lane)
-    return left
-
-
-def _admitted(core: Core, running: Running, giving: Many[Lane], upto: int, end: int) -> list[Lane]:
-    """Without the lanes whose state at ``upto`` the policy does not want; asked before anything moves."""
-    left: list[Lane] = []
-    for lane in giving:
-        if isinstance(lane, StateLane) and lane.admit is not None:
-            holding = running.held[lane.index]
-            if holding.checkpoint(upto) == upto:
-                above = lane.above(running.node)
-                deepest = above[0].node.end if above else 0
-                last = end >= 0 and holding.checkpoint(end) == upto
-                at_branch = upto == running.branch
-                prompt = running.match.tokens.count - core.shape.lookahead
-                view = StateView(
-                    lane.name, running.namespace, upto, deepest, len(above), at_branch, last,
-                    clipped(running.names.extra, 0, upto), prompt_end=upto <= prompt < upto + core.shape.page,
-                )  # fmt: skip
-                if core.plugins.ask_policy(lane.policy, "admit", "True or False", bool, lane.admit, view) is False:
-                    core.left_out(lane, running, upto, "policy")
-                    continue
-        left.append(lane)
-    return left
-
-
-def _with_slots_to_go_on(core: Core, running: Running, giving: Many[Lane], upto: int) -> Many[Lane]:
-    """Without the lanes whose running state would be donated and could not be replaced: a checkpoint is optional,
-    serving is not.
+    Pages are never refused. Those that the plugin does not want to keep are given back at once.
     """
-    unable = []
-    for lane in core.shape.state_lanes:
-        if not lane.live.at_hand and lane in giving and lane.donates(running.held[lane.index], upto):
+    names, holding, at_branch = running.names, running.held[lane.index], upto == running.branch
+    keep, hook = None, lane.hooks.commit_insert
+    if hook is not None:
+        start, last = running.node.end, upto == end
+        view = WalkView(running.namespace, upto, names.count, upto, start, at_branch, last, names.extra)
+        claim = core.plugins.ask_softly(lane, "commit_insert", Claim, hook, view)
+        keep = None if claim is None else claim.keep
+    if not isinstance(lane, StateLane):
+        if keep is None:
+            return False
+        if any(isinstance(span, int) for span in keep):
+            core.plugins.go_on_without(core.plugins.bad_answer(lane.name, "commit_insert", "intervals to keep", keep))
+        elif upto == end or lane.part.reach.convex:  # or else a later boundary may need what this one does not
+            lane.hold_back(holding, running.node.end, upto, keep)
+        return False
+    if holding.checkpoint(upto) != upto:
+        return False
+    refused = keep is not None and not keep
+    if lane.admit is not None and not refused:
+        above = lane.above(running.node)
+        prompt = running.match.count - core.shape.lookahead
+        shown = StateView(
+            lane.name, running.namespace, upto, above[0].node.end if above else 0, len(above), at_branch,
+            end >= 0 and holding.checkpoint(end) == upto, clipped(names.extra, 0, upto),
+            prompt_end=upto <= prompt < upto + core.shape.page,
+        )  # fmt: skip
+        refused = core.plugins.ask_policy(lane.policy, "admit", "True or False", bool, lane.admit, shown) is False
+    if refused:
+        core.left_out(lane, running, upto, "policy")
+    return refused
+
+
+def _with_room(core: Core, running: Running, giving: Many[Lane], node: Node, ends: bool) -> Many[Lane]:
+    """Return ``giving`` without the lanes that lack a slot for what handing over their state at ``node`` takes.
+
+    A sequence that runs on goes on with a copy, and a state that rests in another form is encoded into a slot of its
+    own. A checkpoint is optional, serving is not.
+    """
+    unable: list[Lane] = []
+    node.protect()  # a new leaf has nothing yet that keeps it
+    try:
+        for lane in core.shape.state_lanes:
+            holding = running.held[lane.index]
+            if lane not in giving or not lane.donates(holding, node.end):
+                continue
+            coded = isinstance(lane, CodedLane)
+            if lane.cell(node) is not None if coded else ends or lane.live.at_hand:
+                continue
             try:
                 make_room(core, [(lane, 1, None)], "checkpoint", who=running)
             except CapacityError:
-                core.left_out(lane, running, upto, "room")
                 unable.append(lane)
+                core.left_out(lane, running, node.end, "room")
+            else:
+                if coded:
+                    _encode(core, running, lane, node.end)
+    except PrefixloomError:
+        node.unprotect()
+        core.index.prune(node)
+        raise
+    node.unprotect()
     return [lane for lane in giving if lane not in unable] if unable else giving
 
 
-# ---------------------------------------------------------------- what follows
+def _encode(core: Core, running: Running, lane: StateLane, boundary: int) -> None:
+    """Encode the running state into a track, behind the sequence's last step: the tree takes over that.
 
-
-def _follow_up(core: Core, running: Running, run: list[Node], unwritten: Slots | None, giving: Many[Lane]) -> None:
-    """Do what follows from a publication: the nodes of ``run`` have what the sequence handed over."""
-    if unwritten is not None:
-        core.unwritten.add_owned(running, run, unwritten)
-    if core.unwritten.nodes:
-        core.unwritten.read(running, run[-1])
-    if core.shape.coded_lanes:
-        encoding = _encode_states(core, running, run[-1], giving)
-        if encoding:
-            core.unwritten.add_owned(running, run, encoding)
-    if core.watcher is not None:
-        core.watcher.published(run)
-    if core.below is not None:
-        core.below.published(run)
-    if core.shape.limits_states_per_path:
-        _thin(core, running, giving, run[-1])
-
-
-def _encode_states(core: Core, running: Running, node: Node, giving: Many[Lane]) -> list[tuple[CodedLane, set[int]]]:
-    """Encode the running states that a publication down to ``node`` hands over, behind the sequence's last step.
-
-    The slots that the tree took, where the stream has yet to write them. A checkpoint without room is left out, and so
-    is one in a slot that a step may still write that is open: nothing can come after that yet.
+    It is left out if its slot may still be written by a step that is open: nothing can come after that yet.
     """
-    flying = []
-    for lane in core.shape.coded_lanes:
-        holding = running.held[lane.index]
-        if lane not in giving or not lane.to_encode(node, holding):
-            continue
-        try:
-            make_room(core, [(lane, 1, None)], "checkpoint", who=running)
-        except CapacityError:
-            core.left_out(lane, running, node.end, "room")
-            continue
-        slot = lane.pool.take_one()
-        running.take_fence(core.flight)
+    holding = running.held[lane.index]
+    track = lane.plan_track(holding, boundary, None)
+    running.take_fence(core.flight)
+    try:
         if core.flight.blocked(running.fence):
-            lane.pool.give_slots([slot])
-            core.left_out(lane, running, node.end, "room")
-            continue
-        try:
-            over = run_apart(core, running, lane, "encode", [holding.slot], [slot])
-        except PrefixloomError:
-            lane.pool.give_slots([slot])
-            raise
-        lane.pool.enter((slot,), Stage.SEALED)
-        lane.keep(node, slot)
-        if not over:
-            flying.append((lane, {slot}))
-    return flying
+            core.left_out(lane, running, boundary, "room")
+            return
+        run_apart(core, running, lane, lane.kept, [holding.slot], [track.slot])
+        lane.pool.enter((track.slot,), Stage.SEALED)
+        track.complete = True
+    finally:
+        if not track.complete:
+            lane.drop_track(holding, track)
 
 
 def _thin(core: Core, running: Running, giving: Many[Lane], node: Node) -> None:

@@ -97,8 +97,6 @@ class Shape:
     has_insert_hooks: bool
     has_admission: bool
     limits_states_per_path: bool
-    publication_ends_later: bool
-    """Whether a sequence that ends must hold on to what it has until what follows from its publication is done."""
 
     def lane(self, component: str) -> Lane:
         for lane in self.lanes:
@@ -263,7 +261,7 @@ class Hold(Handle):
     made_at: str
 
     def __init__(
-        self, core: Core, node: Node, covers: list[Any], receipts: list[Receipt | None] | None, label: str = ""
+        self, core: Core, node: Node, covers: list[Any], receipts: list[Receipt | None], label: str = ""
     ) -> None:
         self.core: Core | None = core
         self.node = node
@@ -324,7 +322,7 @@ class Running(Hold):
     """When nobody wants any more what it used and left."""
 
     def __init__(
-        self, core: Core, match: Match, node: Node, covers: list[Any], receipts: list[Receipt | None] | None,
+        self, core: Core, match: Match, node: Node, covers: list[Any], receipts: list[Receipt | None],
         held: list[Any], fills: list[Fill], label: str, priority: int, until: float,
     ) -> None:  # fmt: skip
         self.core = self._core = core

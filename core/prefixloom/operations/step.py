@@ -656,8 +656,8 @@ def run_kind(core: Core, stream: Stream, lane: Any, kind: str, src: list[int], d
     _run_watched(core, stream, f"{kind} of {lane.name}", target, lane.work(kind, src, dst), src, dst, source)
 
 
-def run_apart(core: Core, running: Running, lane: Any, kind: str, src: list[int], dst: list[int]) -> bool:
-    """An op that belongs to no step, run behind the last one of a sequence; whether it is over."""
+def run_apart(core: Core, running: Running, lane: Any, kind: str, src: list[int], dst: list[int]) -> None:
+    """Run an op that belongs to no step, behind the last one of a sequence."""
     flight = core.flight
     last = None if running.work is None else running.work.stream
     stream = last or core.stream(None)
@@ -670,7 +670,6 @@ def run_apart(core: Core, running: Running, lane: Any, kind: str, src: list[int]
         flight.end(work, stream, (running,), f"{kind} of {lane.name}")
         raise
     flight.end(work, stream, (running,), f"{kind} of {lane.name}")
-    return work.over
 
 
 def run_op(core: Core, op: Op, stream: Stream) -> None:

@@ -305,6 +305,7 @@ def _place(part: Lacking) -> None:
     lane = part.lane
     if isinstance(lane, StateLane):
         lane.keep(part.run[0], part.slots[0])
+        lane.line_up(part.run)
         return
     assert isinstance(lane, PageLane)
     first = part.run[0].start // lane.page

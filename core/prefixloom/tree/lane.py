@@ -21,7 +21,7 @@ from typing_extensions import TypeVar
 from ..contract.composition import Part
 from ..contract.queues import Link, Queue
 from ..contract.reach import Interval
-from ..contract.values import Tier
+from ..contract.values import Receipt, Tier
 from ..device.pool import ABSENT, ABSENT_BYTES, ID_BYTES, Pool
 from .holdings import PageHolding, without_absent
 from .journal import Recorder
@@ -145,13 +145,12 @@ class Lane(Generic[C, H]):
         raise NotImplementedError
 
     # ------------------------------------------------------------ covering
-    def acquire(self, node: Node) -> C | None:
-        """Cover what resuming at the end of ``node`` needs; ``release`` undoes exactly this."""
-        raise NotImplementedError
+    def acquire(self, node: Node, receipt: Receipt | None = None) -> C | None:
+        """Cover what resuming at the end of ``node`` needs; ``release`` undoes exactly this.
 
-    def acquire_wider(self, node: Node, positions: tuple[Interval, ...]) -> C | None:
-        """``acquire``, and ``positions`` too as far as they hold data; for lanes whose cover is not all already."""
-        return self.acquire(node)
+        If a plugin gave a ``receipt``, cover its positions too, as far as the cover can be wider and they hold data.
+        """
+        raise NotImplementedError
 
     def release(self, cover: C, recent: bool = True) -> None:
         """Uncover what ``cover`` covers; what nobody covers any more may be evicted, the recent last."""
@@ -174,13 +173,13 @@ class Lane(Generic[C, H]):
         """Move the pages that ``holding`` owns of the positions of ``run`` into cells, and free duplicates.
 
         ``run``: nodes one below the other, from where the holding begins to own. Call ``follow``, ``finish`` or
-        ``line_up`` next: the end of a path stands in no queue yet.
+        ``line_up`` next: the end of a path, and states, stand in no queue yet.
         """
         raise NotImplementedError
 
-    def follow(self, run: list[Node], holding: H, cover: C | None) -> C | None:
+    def follow(self, run: list[Node], holding: H, cover: C | None, receipt: Receipt | None = None) -> C | None:
         """The sequence runs on at the end of ``run``: cover what that needs instead of ``cover``."""
-        new = self.acquire(run[-1])
+        new = self.acquire(run[-1], receipt)
         if cover is not None:
             self.release(cover)
         return new

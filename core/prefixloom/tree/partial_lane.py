@@ -16,6 +16,7 @@ from typing import Any
 from ..contract.composition import Part
 from ..contract.queues import Link, Queue
 from ..contract.reach import Interval, merged
+from ..contract.values import Receipt
 from ..device.pool import ABSENT, ABSENT_BYTES, ID_BYTES, Pool, present
 from .holdings import RetainedHolding, strip, without_absent
 from .lane import Cell, PageLane
@@ -218,15 +219,12 @@ class PartialLane(PageLane[PartialCover, RetainedHolding]):
         return found
 
     # ------------------------------------------------------------ covering
-    def acquire(self, node: Node) -> PartialCover | None:
-        return self._cover(self._cells(node, self.paged.outlook[node.end]))
-
-    def acquire_wider(self, node: Node, positions: tuple[Interval, ...]) -> PartialCover | None:
-        page = self.page
-        wider = ((max(0, lo) // page, -(-min(hi, node.end) // page)) for lo, hi in positions if lo < hi)
-        return self._cover(self._cells(node, merged((*self.paged.outlook[node.end], *wider))))
-
-    def _cover(self, cells: PartialCover) -> PartialCover | None:
+    def acquire(self, node: Node, receipt: Receipt | None = None) -> PartialCover | None:
+        pages, page = self.paged.outlook[node.end], self.page
+        if receipt is not None:
+            positions = [(max(0, low), min(high, node.end)) for low, high in receipt.positions]
+            pages = merged((*pages, *((low // page, -(-high // page)) for low, high in positions if low < high)))
+        cells = self._cells(node, pages)
         for cell, _ in cells:
             locks = cell.locks
             cell.locks = locks + 1

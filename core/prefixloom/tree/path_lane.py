@@ -11,6 +11,7 @@ from array import array
 from typing import Any
 
 from ..contract.reach import Interval
+from ..contract.values import Receipt
 from ..device.pool import ABSENT_BYTES, ID_BYTES
 from .holdings import PageHolding, without_absent
 from .lane import Cell, Lane, PageLane
@@ -65,7 +66,7 @@ class PathLane(PageLane[PathCell, PageHolding]):
         return data if boundary == node.end else data[: boundary // self.page * ID_BYTES]
 
     # ------------------------------------------------------------ covering
-    def acquire(self, node: Node) -> PathCell:
+    def acquire(self, node: Node, receipt: Receipt | None = None) -> PathCell:
         i = self.index
         cell: PathCell = node.cells[i]
         while cell is None:

@@ -21,6 +21,7 @@ from typing import Any
 from ..contract.composition import Part
 from ..contract.queues import Queue
 from ..contract.reach import Interval
+from ..contract.values import Receipt
 from ..device.codecs import Coder
 from ..device.pool import NO_SLOT, Pool
 from .holdings import StateHolding, SteppedHolding, Track
@@ -86,7 +87,7 @@ class StateLane(Lane[StateCell, Any]):
         return found
 
     # ------------------------------------------------------------ covering
-    def acquire(self, node: Node) -> StateCell | None:
+    def acquire(self, node: Node, receipt: Receipt | None = None) -> StateCell | None:
         cell: StateCell | None = node.cells[self.index]
         if cell is not None:
             self.pin(cell)
@@ -194,10 +195,7 @@ class StateLane(Lane[StateCell, Any]):
         )
 
     def adopt(self, run: list[Node], holding: StateHolding) -> None:
-        """A publication ends where the running state stands; what was tracked may lie before.
-
-        A state that was computed again counts as used, as pages do.
-        """
+        """Hand over the running state at the end of ``run``, or count the tree's as used; and tracks at any node."""
         if holding.tracks:
             self._adopt_tracks(run, holding)
         node = run[-1]
@@ -222,20 +220,31 @@ class StateLane(Lane[StateCell, Any]):
                     self.keep(node, track.slot)
 
     def keep(self, node: Node, slot: int) -> None:
-        """The tree takes over a state that stands beside a running one."""
-        cell = node.cells[self.index] = StateCell(node, slot)
+        """Make a cell of a state. Call ``follow``, ``finish`` or ``line_up`` next: it stands in no queue yet."""
+        node.cells[self.index] = StateCell(node, slot)
         self.in_tree += 1
         if self.recorder is not None:
             self.recorder.changed(self, node, None, slot)
-        self.queue.add(cell)
-        self._judge_above(node)
 
-    def follow(self, run: list[Node], holding: StateHolding, cover: StateCell | None) -> StateCell | None:
-        """A state is covered until it has been copied: a donated one, with whose copy the sequence goes on.
+    def line_up(self, run: list[Node]) -> None:
+        for node in run:
+            cell = node.cells[self.index]
+            if cell is not None and cell.next is None:
+                if not cell.locks:
+                    self.queue_of(cell).add(cell)
+                self._judge_above(node)
 
-        ``cover`` is None, as where a state is handed over.
-        """
-        return self.acquire(run[-1]) if holding.slot == NO_SLOT else None
+    def follow(
+        self, run: list[Node], holding: StateHolding, cover: StateCell | None, receipt: Receipt | None = None
+    ) -> StateCell | None:
+        """Cover a state that was donated until it has been copied: the sequence goes on with the copy."""
+        new = self.acquire(run[-1]) if holding.slot == NO_SLOT else None
+        self.line_up(run)
+        return new
+
+    def finish(self, run: list[Node], cover: StateCell | None) -> None:
+        super().finish(run, cover)
+        self.line_up(run)
 
     def rewind_state(self, holding: StateHolding, length: int) -> int:
         """Take the state back to ``length``; the slot that must be copied into the running one, or NO_SLOT."""
@@ -348,7 +357,7 @@ class RunningSlots:
 
 
 class CodedLane(StateLane):
-    """What is encoded is not adopted: the publication sees to it once its lease has moved."""
+    """A running state is not handed over: the publication encodes it into a track before, which is."""
 
     __slots__ = ("_room", "coder")
     taken = "decode"
@@ -359,6 +368,7 @@ class CodedLane(StateLane):
         coder: Coder,
     ) -> None:  # fmt: skip
         super().__init__(index, part, pool, queue, tree_page, max_rewind)
+        self._holding = SteppedHolding
         self.live = live
         self.coder = coder
         self._room = RunningSlots(live)
@@ -375,15 +385,8 @@ class CodedLane(StateLane):
     def running(self) -> int:
         return super().running + self._room.running
 
-    def donates(self, holding: StateHolding, boundary: int) -> bool:
-        return False
-
     def adopt(self, run: list[Node], holding: StateHolding) -> None:
         self._adopt_tracks(run, holding)
-
-    def to_encode(self, node: Node, holding: StateHolding) -> bool:
-        """Whether the running state stands for the end of ``node``, and that has none."""
-        return node.cells[self.index] is None and holding.as_of == node.end and holding.complete
 
     def own_slots(self, holding: StateHolding) -> list[int]:
         return [track.slot for track in holding.tracks]
