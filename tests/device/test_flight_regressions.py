@@ -268,7 +268,9 @@ def test_a_step_computes_what_is_reserved_when_its_block_is_entered() -> None:
     settle(cache)
 
 
-def test_a_step_that_cannot_be_entered_is_not_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_whose_checkpoint_fails_is_not_in_flight_and_has_lost_its_state(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """What makes the search for a checkpoint's slot fail must not leave a step behind that never ends."""
     cache = cache_of(part("path", Path()), part("state", Point(), checkpoint_every=4))
     sequence = cache.open(TOKENS)
@@ -278,13 +280,14 @@ def test_a_step_that_cannot_be_entered_is_not_in_flight(monkeypatch: pytest.Monk
         raise PluginError("a hook")
 
     with monkeypatch.context() as patch:
-        patch.setattr("prefixloom.operations.step.make_room", failing)
-        with pytest.raises(PluginError), cache.step([sequence]):
-            pass
+        patch.setattr("prefixloom.operations.ops.make_room", failing)
+        with pytest.raises(PluginError), cache.step([sequence]) as step:
+            step.run_ops()
     assert not cache.core.flight.works
-    run(sequence, 0)
-    assert sequence.publish() == 4
-    sequence.close()
+    assert sequence.committed == 0
+    with pytest.raises(ProtocolError, match="may have written half a state"):
+        cache.step([sequence])
+    sequence.abort()
     settle(cache)
 
 

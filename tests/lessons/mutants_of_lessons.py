@@ -17,7 +17,7 @@ from prefixloom.cache.cache import Cache
 from prefixloom.device.flight import Flight
 from prefixloom.device.pool import ABSENT, Pool
 from prefixloom.device.streams import InlineStream
-from prefixloom.operations import publish, step, teardown
+from prefixloom.operations import ops, publish, step, teardown
 from prefixloom.operations.state import Hold, Running
 from prefixloom.operations.step import Step
 from prefixloom.operations.unwritten import Unwritten
@@ -225,7 +225,8 @@ def states_are_copied_by_the_scheduling_thread(patch: pytest.MonkeyPatch) -> Non
     def at_once(core: Any, stream: Any, lane: Any, kind: str, src: list[int], dst: list[int]) -> None:
         honest(core, stream if kind == "clear" else InlineStream("now"), lane, kind, src, dst)
 
-    patch.setattr(step, "run_kind", at_once)
+    for module in (ops, step):
+        patch.setattr(module, "run_kind", at_once)
 
 
 def again(self: Step, fills: Any) -> None:
@@ -287,7 +288,7 @@ def states_are_cleared_after_the_copies(patch: pytest.MonkeyPatch) -> None:
         if kind != "clear":
             honest(core, stream, lane, "clear", [], dst)
 
-    patch.setattr(step, "run_kind", kind_and_clear)
+    patch.setattr(ops, "run_kind", kind_and_clear)
 
 
 def tracks_are_taken_before_the_layers(patch: pytest.MonkeyPatch) -> None:
@@ -295,18 +296,19 @@ def tracks_are_taken_before_the_layers(patch: pytest.MonkeyPatch) -> None:
 
     def running(self: Step, stream: Any = None) -> None:
         honest(self, stream)
-        self._run_tracks(self._stream)  # type: ignore[arg-type]
-        self._tracks = []
+        for lane, (src, dst) in ops.keep_checkpoints(self._core, self._work, self._rows, False).items():
+            ops.run_kind(self._core, self._stream, lane, lane.kept, src, dst)  # type: ignore[arg-type]
 
     patch.setattr(Step, "run_ops", running)
+    patch.setattr(step, "keep_checkpoints", lambda *args: {})
 
 
 def the_accepted_count_is_ignored(patch: pytest.MonkeyPatch) -> None:
-    def select(core: Any, stream: Any, lane: Any, kept: Any, rows: Any, holdings: Any) -> None:
-        for holding in holdings:
+    def select(core: Any, stream: Any, lane: Any, kept: Any, found: Any) -> None:
+        for _, holding in found:
             holding.accepted = True
 
-    patch.setattr("prefixloom.operations.step.select_states", select)
+    patch.setattr("prefixloom.operations.ops._select", select)
 
 
 def slots_are_free_while_a_step_still_writes_them(patch: pytest.MonkeyPatch) -> None:

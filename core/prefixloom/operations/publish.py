@@ -30,14 +30,15 @@ from ..contract.values import Claim, NodeView, SplitRule, WalkView
 from ..device.pool import ID_BYTES, NO_SLOT, Stage, present
 from ..errors import CapacityError, PrefixloomError
 from ..keys.tokens import clipped
+from ..tree.holdings import Track
 from ..tree.lane import Lane
 from ..tree.radix import Node, path_key, path_up, prioritize
 from ..tree.state_lane import CodedLane, StateCell, StateLane
 from .lease import ask_receipts, move_anchor, sweep
+from .ops import run_apart, slot_to_keep
 from .retain import retain_published
 from .room import make_room
 from .state import Core, Running
-from .step import run_apart
 from .teardown import end_half_way, end_running, give_back
 
 log = logging.getLogger("prefixloom")
@@ -324,17 +325,15 @@ def _with_room(core: Core, running: Running, giving: Many[Lane], node: Node, end
             holding = running.held[lane.index]
             if lane not in giving or not lane.donates(holding, node.end):
                 continue
-            coded = isinstance(lane, CodedLane)
-            if lane.cell(node) is not None if coded else ends or lane.live.at_hand:
-                continue
-            try:
-                make_room(core, [(lane, 1, None)], "checkpoint", who=running)
-            except CapacityError:
-                unable.append(lane)
-                core.left_out(lane, running, node.end, "room")
-            else:
-                if coded:
+            if isinstance(lane, CodedLane):
+                if lane.cell(node) is None:
                     _encode(core, running, lane, node.end)
+            elif not ends and not lane.live.at_hand:
+                try:
+                    make_room(core, [(lane, 1, None)], "checkpoint", who=running)
+                except CapacityError:
+                    unable.append(lane)
+                    core.left_out(lane, running, node.end, "room")
     except PrefixloomError:
         node.unprotect()
         core.index.prune(node)
@@ -344,23 +343,18 @@ def _with_room(core: Core, running: Running, giving: Many[Lane], node: Node, end
 
 
 def _encode(core: Core, running: Running, lane: StateLane, boundary: int) -> None:
-    """Encode the running state into a track, behind the sequence's last step: the tree takes over that.
-
-    It is left out if its slot may still be written by a step that is open: nothing can come after that yet.
-    """
+    """Encode the running state into a track, behind the sequence's last step: the tree takes over that."""
     holding = running.held[lane.index]
-    track = lane.plan_track(holding, boundary, None)
-    running.take_fence(core.flight)
+    slot = slot_to_keep(core, running, lane, boundary)
+    if slot == NO_SLOT:
+        return
     try:
-        if core.flight.blocked(running.fence):
-            core.left_out(lane, running, boundary, "room")
-            return
-        run_apart(core, running, lane, lane.kept, [holding.slot], [track.slot])
-        lane.pool.enter((track.slot,), Stage.SEALED)
-        track.complete = True
-    finally:
-        if not track.complete:
-            lane.drop_track(holding, track)
+        run_apart(core, running, lane, lane.kept, [holding.slot], [slot])
+    except PrefixloomError:
+        lane.pool.give_slots([slot])
+        raise
+    lane.pool.enter((slot,), Stage.SEALED)
+    holding.tracks.append(Track(boundary, slot))
 
 
 def _thin(core: Core, running: Running, giving: Many[Lane], node: Node) -> None:

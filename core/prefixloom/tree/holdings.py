@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from ..device.pool import ABSENT_BYTES, ID_BYTES, NO_SLOT
 
 TRACKS = 2
-"""The most tracked states of a sequence: one that is complete, and one that may not be complete yet."""
+"""The most tracked states of a sequence: the deepest may lie past what is named, and so past what can be published."""
 
 
 # ---------------------------------------------------------------- pages
@@ -84,19 +84,13 @@ def strip(data: bytes) -> bytes:
 
 
 class Track:
-    """A tracked state: a checkpoint at ``as_of`` that is not published yet.
+    """A tracked state: a checkpoint at ``as_of`` that is not published yet, in ``slot``."""
 
-    It is ``complete`` once the copy that makes it has been enqueued. Until then the slot still has the state of
-    ``before``, if it was kept for that (-1: it was not).
-    """
+    __slots__ = ("as_of", "slot")
 
-    __slots__ = ("as_of", "before", "complete", "slot")
-
-    def __init__(self, slot: int, as_of: int, before: int) -> None:
-        self.slot = slot
+    def __init__(self, as_of: int, slot: int) -> None:
         self.as_of = as_of
-        self.before = before
-        self.complete = False
+        self.slot = slot
 
 
 class StateHolding:
@@ -169,10 +163,6 @@ class StateHolding:
 
     def due(self, every: int, start: int, end: int) -> tuple[int, int] | None:
         """The checkpoint of a step over [start, end): (boundary, slot with its state after the step), or None."""
-        return None
-
-    def replaceable(self) -> Track | None:
-        """The track whose slot a new track may take over; None if a new slot is needed."""
         return None
 
     def lowest_track(self, floor: int) -> int:
@@ -252,7 +242,7 @@ class SteppedHolding(StateHolding):
     def checkpoint(self, upto: int) -> int:
         best = self.as_of if self.complete and self.as_of <= upto else -1
         for track in self.tracks:
-            if track.complete and best < track.as_of <= upto:
+            if best < track.as_of <= upto:
                 best = track.as_of
         return best
 
@@ -265,10 +255,9 @@ class SteppedHolding(StateHolding):
         single = end - start <= len(self.steps) and start >= self.arrived
         return (at, self.steps[at - start - 1]) if single else None
 
-    def replaceable(self) -> Track | None:
-        if len(self.tracks) < TRACKS:
-            return None
-        return next((track for track in self.tracks if track.complete), None)
+    def oldest_track(self) -> int:
+        """Drop the oldest track if there are as many as may be, and return its slot, or NO_SLOT."""
+        return self.tracks.pop(0).slot if len(self.tracks) == TRACKS else NO_SLOT
 
     def lowest_track(self, floor: int) -> int:
         for track in self.tracks:

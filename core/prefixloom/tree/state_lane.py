@@ -24,7 +24,7 @@ from ..contract.reach import Interval
 from ..contract.values import Receipt
 from ..device.codecs import Coder
 from ..device.pool import NO_SLOT, Pool
-from .holdings import StateHolding, SteppedHolding, Track
+from .holdings import StateHolding, SteppedHolding
 from .lane import Cell, Lane, state_gap_in
 from .radix import Node
 
@@ -215,7 +215,7 @@ class StateLane(Lane[StateCell, Any]):
         for node in run:
             if node.cells[self.index] is None:
                 track = next((track for track in holding.tracks if track.as_of == node.end), None)
-                if track is not None:  # it is complete: a step that is open computes what lies behind
+                if track is not None:
                     holding.tracks.remove(track)
                     self.keep(node, track.slot)
 
@@ -262,30 +262,11 @@ class StateLane(Lane[StateCell, Any]):
             holding.tracks = []
             holding.steps = ()
 
-    # ------------------------------------------------------------ tracks
-    def plan_track(self, holding: Any, at: int, old: Track | None) -> Track:
-        """A track of boundary ``at``, in the slot of ``old`` or in one that the caller has made sure is free."""
-        if old is None:
-            track = Track(self.pool.take(1)[0], at, -1)
-        else:
-            holding.tracks.remove(old)
-            track = Track(old.slot, at, old.as_of)
-        holding.tracks.append(track)
-        return track
-
-    def drop_track(self, holding: Any, track: Track) -> None:
-        """It is not wanted any more; or it did not come to be, and its slot has what it had before."""
-        holding.tracks.remove(track)
-        if track.complete or track.before < 0:
-            self.pool.give_slots([track.slot])
-        else:
-            track.as_of, track.complete = track.before, True
-            holding.tracks.insert(0, track)
-
-    def forget_tracks(self, holding: StateHolding, low: int, high: int) -> None:
+    def forget_tracks(self, holding: Any, low: int, high: int) -> None:
         """Give back tracked states outside of (``low``, ``high``]."""
-        for track in [track for track in holding.tracks if track.complete and not low < track.as_of <= high]:
-            self.drop_track(holding, track)
+        for track in [track for track in holding.tracks if not low < track.as_of <= high]:
+            holding.tracks.remove(track)
+            self.pool.give_slots([track.slot])
 
     # ------------------------------------------------------------ ops
     def work(self, kind: str, src: list[int], dst: list[int]) -> Callable[[], object]:

@@ -400,8 +400,3 @@ def needs_a_step(sequence: Sequence) -> bool:
 def has_plugin_ops(step: Step) -> bool:
     """Whether plugins have ops of their own for a step."""
     return step.has_plugin_ops
-
-
-def computed_spans(step: Step) -> list[tuple[Any, int, int]]:
-    """(sequence, start, end) of what a target step computes, while its block is open."""
-    return list(step.begun)

@@ -269,21 +269,6 @@ class SequenceOperations(ComparedCache):
         small = upto - before <= f.steps and before >= run.arrived
         return at if at > before and (at == upto or small) else None
 
-    def planned_room(self, batch: list[ModelSequence]) -> dict[str, int]:
-        """Return the slots that a step had taken for checkpoints before it failed."""
-        room: dict[str, int] = {}
-        for run in batch:
-            for f in self.model.facts:
-                more = room.get(f.name, 0) + 1
-                fresh = f.boundary and len(run.tracks[f.name]) < 2
-                if (
-                    fresh
-                    and self.due_checkpoint(f, run, run.committed, run.reserved) is not None
-                    and self.room({f.name: more})
-                ):
-                    room[f.name] = more
-        return room
-
     def do_step(self, mask: int, mode: int) -> None:
         """Run a step over the sequences in ``mask``.
 
@@ -332,19 +317,18 @@ class SequenceOperations(ComparedCache):
             for run in batch:
                 run.pending = unfilled(run.sequence)
                 run.sourced &= run.pending
-            self.compare("step failed", may_lose=self.planned_room(batch))
+            self.compare("step failed")
             raise
         except PlannedStepError:
-            room = self.planned_room(batch)
             for run in batch:
                 if (mode == 8 or not waiting) and run.reserved > run.committed:
                     run.spoiled = True
                     run.step_from = -1
-            self.compare("step failed", may_lose=room)
+            self.compare("step failed")
             return
         finally:
             del sequences
-        room = {}
+        room: dict[str, int] = {}
         if mode < 6:
             for run, count in zip(batch, named, strict=True):
                 self.model.saw(run, run.committed, run.reserved, count, ahead)
