@@ -94,18 +94,17 @@ class PluginCalls:
         self, policy: str, what: str, wanted: str, kind: Any, function: Callable[..., Any], view: Any
     ) -> Any:
         """Call a policy, and check its answer. An error is counted and logged, and the answer is None."""
-        name = f"policy {policy!r} of component {view.component!r}"
         try:
-            try:
-                answer = function(view)
-            except Exception as error:
-                raise PluginError(f"admission {name}: {what} raised {_shown(error)}") from error
-            if not isinstance(answer, kind) or answer != answer:
-                raise PluginError(f"admission {name}: {what} must answer {wanted}, got {_shown(answer)}")
-        except PluginError as error:
-            self.go_on_without(error)
-            return None
-        return answer
+            answer = function(view)
+        except Exception as error:
+            wrong = f"raised {_shown(error)}"
+        else:
+            if isinstance(answer, kind) and answer == answer:
+                return answer
+            wrong = f"must answer {wanted}, got {_shown(answer)}"
+        whose = f"admission policy {policy!r} of component {view.component!r}"
+        self.go_on_without(PluginError(f"{whose}: {what} {wrong}"))
+        return None
 
     def go_on_without(self, error: PrefixloomError) -> None:
         self.errors += 1
@@ -122,22 +121,28 @@ class PluginCalls:
         """
         checked = tuple(ops)
         for op in checked:
-            if not isinstance(op, Op) or op.component != lane.name:
-                raise self.bad_answer(lane.name, hook, f"ops of {lane.name!r}", op)
-            if not (_are_places(op.dst) and _are_sources(op)):
-                raise self.bad_answer(lane.name, hook, "places from 0 up", op)
-            unnamed = op.sequence is None and (batch is None or all(isinstance(at, PageSpan) for at in _places_of(op)))
-            if not unnamed and not (op.sequence.__class__ is int and 0 <= op.sequence < (batch or 0)):
-                told = "no sequence, since it is the one that is opened" if batch is None else "a sequence of the batch"
-                raise self.bad_answer(lane.name, hook, f"ops that name {told}", op)
-            if op.kind not in ("copy", "clear", "track"):
-                if lane.hooks.run_forward_op is None:
-                    raise self.bad_answer(lane.name, hook, f"ops that {lane.name!r} has a run_forward_op for", op)
-            elif op.kind != "clear" and len(op.src) != len(op.dst):
-                raise self.bad_answer(lane.name, hook, "copies with as many sources as destinations", op)
-            elif op.selector is not None and (
-                len({len(choices) for choices in op.src}) > 1
-                or tuple(getattr(op.selector, "shape", ())) != (len(op.dst),)
-            ):
-                raise self.bad_answer(lane.name, hook, "equally many choices, and a selector for each destination", op)
+            wanted = _wanted_of(lane, op, batch)
+            if wanted:
+                raise self.bad_answer(lane.name, hook, wanted, op)
         return checked
+
+
+def _wanted_of(lane: Lane, op: Any, batch: int | None) -> str:
+    """Return what the op of a plugin should have been, or nothing if it can be run."""
+    if not isinstance(op, Op) or op.component != lane.name:
+        return f"ops of {lane.name!r}"
+    if not (_are_places(op.dst) and _are_sources(op)):
+        return "places from 0 up"
+    unnamed = op.sequence is None and (batch is None or all(isinstance(at, PageSpan) for at in _places_of(op)))
+    if not unnamed and not (op.sequence.__class__ is int and 0 <= op.sequence < (batch or 0)):
+        told = "no sequence, since it is the one that is opened" if batch is None else "a sequence of the batch"
+        return f"ops that name {told}"
+    if op.kind not in ("copy", "clear", "track"):
+        return "" if lane.hooks.run_forward_op is not None else f"ops that {lane.name!r} has a run_forward_op for"
+    if op.kind != "clear" and len(op.src) != len(op.dst):
+        return "copies with as many sources as destinations"
+    if op.selector is not None:
+        alike = len({len(choices) for choices in op.src}) < 2
+        if not alike or tuple(getattr(op.selector, "shape", ())) != (len(op.dst),):
+            return "equally many choices, and a selector for each destination"
+    return ""

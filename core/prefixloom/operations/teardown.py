@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence as Many
-from typing import Any
 
 from ..contract.policy import serving
 from ..device.flight import Work
@@ -55,17 +54,7 @@ def fail_work(core: Core, work: Work[Hold], followers: Many[Hold], error: BaseEx
     """Work did not do what was committed for these followers: they end, what they published since goes, and so does
     who read that.
     """
-    lost: dict[Hold, None] = dict.fromkeys(followers)
-    everything = core.unwritten.publications
-    doomed: list[Any] = []
-    grown = True
-    while grown:
-        grown = False
-        for publication in everything:
-            if publication.hold in lost and publication not in doomed:
-                doomed.append(publication)
-                lost.update(dict.fromkeys(publication.readers))
-                grown = True
+    lost, doomed = core.unwritten.built_on(followers)
     log.warning(
         "%s failed with %r: %d sequences and leases end with it, and what they published since is taken back",
         work.name, error, sum(hold.active for hold in lost),

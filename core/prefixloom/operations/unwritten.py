@@ -7,6 +7,7 @@ comes after the step. If the step fails, what it published is taken back (``tear
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable
 from collections.abc import Sequence as Many
 from typing import Any, Generic
 
@@ -23,43 +24,37 @@ F = TypeVar("F", bound=Follower, default=Any)
 
 
 class Publication(Generic[F]):
-    """What one sequence published while a step of its own ran: the slots by lane, and who reads them.
+    """What ``hold`` published while ``work`` has yet to write it: the slots by lane, and who reads them.
 
     ``below``: it lies below the device. Who reads the same node on the device has nothing to do with it.
     """
 
-    __slots__ = ("below", "hold", "nodes", "number", "readers", "slots")
+    __slots__ = ("below", "hold", "nodes", "readers", "slots", "work")
 
-    def __init__(self, hold: F, number: int, nodes: list[Node], slots: Slots, below: bool) -> None:
-        self.below = below
+    def __init__(self, work: Work[F], hold: F, nodes: list[Node], slots: Slots, below: bool) -> None:
+        self.work = work
         self.hold = hold
-        self.number = number
         self.nodes = nodes
         self.slots = slots
+        self.below = below
         self.readers: list[F] = []
 
 
 class Unwritten(Generic[F]):
-    """The publications of one cache whose content has yet to be written, by node and by work."""
+    """The publications of one cache whose content has yet to be written, all of them and by node."""
 
-    __slots__ = ("_by_work", "nodes")
+    __slots__ = ("nodes", "publications")
 
     def __init__(self) -> None:
         self.nodes: dict[Node, list[Publication[F]]] = {}
-        self._by_work: dict[Work[F], list[Publication[F]]] = {}
+        self.publications: dict[Publication[F], None] = {}
 
-    @property
-    def publications(self) -> list[Publication[F]]:
-        """All of them."""
-        return [publication for some in self._by_work.values() for publication in some]
-
-    # ------------------------------------------------------------ coming and going
+    # ------------------------------------------------------------ changes
     def add_owned(self, hold: F, run: list[Node], owned: Slots) -> None:
-        """``hold``'s sequence has published the nodes of ``run``, and its last step is not over.
+        """Add what ``hold``'s sequence has published at the nodes of ``run``, whose last step is not over.
 
         ``owned`` are the slots that it owned before. Those that the tree has now must go if the step fails.
         """
-        assert hold.work is not None
         slots = []
         for lane, mine in owned:
             held: set[int] = set()
@@ -71,40 +66,33 @@ class Unwritten(Generic[F]):
             self.add(hold.work, hold, run, slots)
 
     def add(self, work: Work[F], hold: F, run: list[Node], slots: Slots, below: bool = False) -> None:
-        """``work`` has yet to write these slots, which the nodes of ``run`` have already. ``hold`` stands for it.
+        """Add slots that ``work`` has yet to write and the nodes of ``run`` have already. ``hold`` stands for it.
 
         Nothing is noted of work that is over: it may have ended while room was made for the publication.
         """
         if work.over:
             return
-        publication: Publication[F] = Publication(hold, work.number, run, slots, below)
-        self._by_work.setdefault(work, []).append(publication)
+        publication = Publication(work, hold, run, slots, below)
+        self.publications[publication] = None
         for node in run:
             self.nodes.setdefault(node, []).append(publication)
 
     def work_over(self, work: Work[F]) -> None:
-        """What ``work`` was to write has been written."""
-        publications = self._by_work.pop(work, None)
-        if publications:
-            self._forget_nodes(publications)
+        """Forget what ``work`` was to write: it has been written."""
+        if self.publications:
+            self.forget([each for each in self.publications if each.work is work])
 
     def forget(self, publications: Many[Publication[F]]) -> None:
-        """These were taken back."""
-        self._forget_nodes(publications)
-        for work, some in list(self._by_work.items()):
-            self._by_work[work] = [each for each in some if each not in publications]
-
-    def _forget_nodes(self, publications: Many[Publication[F]]) -> None:
+        """Forget publications that were written, or taken back."""
         for publication in publications:
+            del self.publications[publication]
             for node in publication.nodes:
-                left = [other for other in self.nodes.get(node, ()) if other is not publication]
-                if left:
-                    self.nodes[node] = left
-                else:
-                    self.nodes.pop(node, None)
+                self.nodes[node].remove(publication)
+                if not self.nodes[node]:
+                    del self.nodes[node]
 
     def divided(self, upper: Node, lower: Node) -> None:
-        """A node was split: its upper half has unwritten content as well."""
+        """Note that a node was split: its upper half has unwritten content as well."""
         publications = self.nodes.get(lower)
         if publications is not None:
             self.nodes[upper] = list(publications)
@@ -112,7 +100,7 @@ class Unwritten(Generic[F]):
                 publication.nodes.append(upper)
 
     def reused(self, pool: Pool, data: bytes) -> None:
-        """These slots have another owner: whatever fails, they are not taken back from it."""
+        """Note that these slots have another owner: whatever fails, they are not taken back from it."""
         for publication in self.publications:
             for lane, slots in publication.slots:
                 if lane.pool is pool:
@@ -124,19 +112,7 @@ class Unwritten(Generic[F]):
         for publication in self.publications:
             publication.nodes, publication.slots = [], []
 
-    def writers(self, node: Node) -> list[F]:
-        """Who has yet to write what ``node`` has, on the device or below, and who has yet to write what they read."""
-        found = dict.fromkeys(publication.hold for publication in self.nodes.get(node, ()))
-        publications = self.publications
-        writers = list(found)
-        for hold in writers:
-            for publication in publications:
-                if hold in publication.readers and publication.hold not in found:
-                    found[publication.hold] = None
-                    writers.append(publication.hold)
-        return writers
-
-    # ------------------------------------------------------------ reading
+    # ------------------------------------------------------------ who depends on whom
     def read(self, hold: F, node: Node) -> None:
         """``hold`` covers ``node`` and what lies above it: it comes after what has yet to write any of that."""
         for each in path_up(node):
@@ -147,4 +123,23 @@ class Unwritten(Generic[F]):
         for publication in self.nodes.get(node, ()):
             if publication.below == below and publication.hold is not hold and hold not in publication.readers:
                 publication.readers.append(hold)
-                hold.fence = max(hold.fence, publication.number)
+                hold.fence = max(hold.fence, publication.work.number)
+
+    def writers(self, node: Node) -> list[F]:
+        """Return who has yet to write what ``node`` has, on the device or below, and who writes what these read."""
+        writers = list(dict.fromkeys(publication.hold for publication in self.nodes.get(node, ())))
+        for hold in writers:  # it grows
+            for publication in self.publications:
+                if hold in publication.readers and publication.hold not in writers:
+                    writers.append(publication.hold)
+        return writers
+
+    def built_on(self, holds: Iterable[F]) -> tuple[list[F], list[Publication[F]]]:
+        """Return ``holds`` with all that read what these publish, one after another, and what they all publish."""
+        found, publications = list(dict.fromkeys(holds)), []
+        for hold in found:  # it grows
+            for publication in self.publications:
+                if publication.hold is hold:
+                    publications.append(publication)
+                    found += [reader for reader in publication.readers if reader not in found]
+        return found, publications

@@ -111,5 +111,5 @@ class StoreLink:
     def copies_to(self, lane: HostLane, node: Node) -> list[Work[Hold]]:
         """The copies in flight, oldest first, that still have to write data of the host at ``node``."""
         unwritten, flight = self.core.unwritten, self.core.flight
-        numbers = {each.number for each in unwritten.nodes.get(node, ()) for other, _ in each.slots if other is lane}
-        return [work for work in flight.works if work.number in numbers and work.event is not None]
+        writing = {each.work for each in unwritten.nodes.get(node, ()) for other, _ in each.slots if other is lane}
+        return [work for work in flight.works if work in writing and work.event is not None]
