@@ -234,7 +234,7 @@ class Sequence(Handle):
         """
         core, running = self._core, self._entered()
         with core:
-            if running.open_steps or running.lost or core.shape.has_plugin_ops:
+            if running.open_steps or running.lost or running.claimed_ops or "deferred_forward_ops" in core.shape.hooks:
                 check_alone(core, running)
             fill_alone(core, running, stream)
 

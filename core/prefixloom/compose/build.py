@@ -27,7 +27,7 @@ from ..operations.teardown import fail_work
 from ..operations.unwritten import Unwritten
 from ..tiers.host_lane import HostLane, make_host_lanes
 from ..tiers.host_tier import LowerTier
-from ..tree.lane import Lane, PageLane
+from ..tree.lane import Lane
 from ..tree.partial_lane import PartialLane
 from ..tree.path_lane import PathLane
 from ..tree.state_lane import CodedLane, StateLane
@@ -48,7 +48,7 @@ def build(composition: Composition, registry: Registry, tensors: Mapping[str, An
     for lane in lanes:
         lane.feeds = tuple(other for other in lanes if _falls_with(other, lane))
     host_lanes = () if composition.tier is None else make_host_lanes(composition, composition.tier, lanes)
-    shape = make_shape(composition, lanes, host_lanes, validators, tier_validators)
+    shape = Shape(composition, lanes, host_lanes, validators, tier_validators)
     return Cache(make_core(shape, host_lanes), registry.session_plugins)
 
 
@@ -137,66 +137,9 @@ def _falls_with(lane: Lane, lost: Lane) -> bool:
     return lost.closed_upward or lane.unit == "boundary"
 
 
-# ---------------------------------------------------------------- what follows once
-
-
-def make_shape(
-    composition: Composition, lanes: tuple[Lane, ...], host_lanes: tuple[HostLane, ...],
-    validators: Validators, tier_validators: Validators,
-) -> Shape:  # fmt: skip
-    """Return what is known of the cache from now on."""
-    page_lanes = tuple(lane for lane in lanes if isinstance(lane, PageLane))
-    state_lanes = tuple(lane for lane in lanes if isinstance(lane, StateLane))
-    coded_lanes = tuple(lane for lane in lanes if isinstance(lane, CodedLane))
-    hooks = [lane.hooks for lane in lanes]
-    tier_hooks = [] if composition.tier is None else [composition.tier.hooks]
-    has_lock_hooks = any(h.acquire_component_lock or h.release_component_lock for h in hooks)
-    has_match_hooks = any(h.finalize_match_result for h in hooks)
-    kept_whole = [lane.pool.capacity * lane.page for lane in page_lanes if not lane.retains]
-    return Shape(
-        composition=composition,
-        lanes=lanes,
-        all_lanes=(*lanes, *host_lanes),
-        page_lanes=page_lanes,
-        path_lanes=tuple(lane for lane in lanes if isinstance(lane, PathLane)),
-        partial_lanes=tuple(lane for lane in lanes if isinstance(lane, PartialLane)),
-        state_lanes=state_lanes,
-        coded_lanes=coded_lanes,
-        in_order=(*page_lanes, *state_lanes),
-        page=composition.page,
-        lookahead=composition.lookahead,
-        max_rewind=composition.max_rewind,
-        longest=min(kept_whole, default=1 << 62),
-        rewind_limit=_rewind_limit(composition, lanes),
-        validators=validators,
-        tier_validators=tier_validators,
-        no_records=[None] * len(lanes),
-        tracks_checkpoints=any(lane.track_every for lane in state_lanes),
-        has_lock_hooks=has_lock_hooks,
-        has_match_hooks=has_match_hooks,
-        has_plugin_ops=has_match_hooks or any(h.deferred_forward_ops for h in hooks),
-        has_transfer_hooks=any(h.build_hicache_transfers or h.commit_hicache_transfer for h in (*hooks, *tier_hooks)),
-        has_insert_hooks=any(h.commit_insert for h in hooks),
-        has_admission=any(lane.admit is not None for lane in state_lanes),
-        limits_states_per_path=any(lane.per_path is not None for lane in state_lanes),
-    )
-
-
-def _rewind_limit(composition: Composition, lanes: tuple[Lane, ...]) -> tuple[str, int] | None:
-    """Return the component that limits how many committed tokens can be taken back, and the limit; None: none does."""
-    limits: list[tuple[str, int]] = []
-    for lane in lanes:
-        own = lane.part.manifest.max_rewind
-        if lane.unit == "boundary" or lane.retains:
-            limits.append((lane.name, composition.max_rewind))
-        elif own is not None:
-            limits.append((lane.name, own))
-    return min(limits, key=lambda limit: limit[1], default=None)
-
-
-def make_validators(composition: Composition, tiers: tuple[Tier, ...]) -> Validators:
-    """Return the validators of matches over ``tiers`` that plugins have, by component."""
-    validators: Validators = []
+def make_validators(composition: Composition, tiers: tuple[Tier, ...]) -> list[tuple[str, Callable[[WalkView], int]]]:
+    """The validators of matches over ``tiers`` that plugins have, by component."""
+    validators: list[tuple[str, Callable[[WalkView], int]]] = []
     for part in composition.parts:
         maker = part.hooks.create_match_validator
         if maker is None:

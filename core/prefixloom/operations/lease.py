@@ -204,7 +204,7 @@ def drop_namespace(core: Core, namespace: str) -> int:
         core.below.namespace_dropped(namespace)
     meant = [each for each in core.index.tree.roots if means(namespace, each)]
     for each in meant:
-        if core.recorder is not None:
+        if core.recorder.journals:
             core.recorder.dropped(core.shape.all_lanes, core.index.tree.roots[each])
         core.index.drop_root(each)
     return sweep(core) if meant else 0

@@ -47,7 +47,7 @@ def ask(core: Core, tokens: Any, namespace: str, leave: int, extra: Extra) -> Ma
 def find(core: Core, match: Match) -> Match:
     """Search, and ask the plugins and the tier below where there are any that have something to say."""
     search(core, match, match.most)
-    if core.shape.has_match_hooks:
+    if "finalize_match_result" in core.shape.hooks:
         match.claims = claims_at(core, match, match.ready)
     if core.below is not None:
         boundary = walked_boundary(core, match)

@@ -178,7 +178,7 @@ def _hand_over(core: Core, running: Running, upto: int, end: int) -> None:
     if shape.has_lock_hooks:
         receipts = ask_receipts(core, running.namespace, upto, running.names.extra)
     giving: Many[Lane] = shape.in_order
-    if shape.has_insert_hooks or shape.has_admission:
+    if "commit_insert" in shape.hooks or shape.has_admission:
         giving = [lane for lane in giving if not _is_refused(core, running, lane, upto, end)]
     run = nodes_for(core, running, upto)
     for state_lane in shape.state_lanes:

@@ -83,14 +83,8 @@ def _give_up_below(core: Core, running: Running, lane: PartialLane, floor: int) 
 def floor_of(core: Core, running: Running) -> int:
     """The lowest boundary that still matters: the deepest that may be published, less what may be rewound."""
     shape = core.shape
-    floor = running.names.count - shape.lookahead
-    if floor > running.committed:
-        floor = running.committed
-    if running.looks is not None and floor > running.looks.complete:
-        floor = running.looks.complete
-    floor -= shape.max_rewind
-    if floor < running.published:
-        floor = running.published
+    floor = min(running.names.count - shape.lookahead, running.complete) - shape.max_rewind
+    floor = max(floor, running.published)
     if shape.tracks_checkpoints:
         for lane in shape.state_lanes:
             floor = running.held[lane.index].lowest_track(floor)

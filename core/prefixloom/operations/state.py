@@ -10,14 +10,12 @@ Nothing here does an operation, and nothing here knows the faces that an engine 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Many
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
-
-import attrs
 
 from ..contract.identity import Identity
 from ..contract.tier_answers import Restored, TierStats
@@ -34,17 +32,17 @@ from ..keys.tokens import Span, Tokens
 from ..tree.expiries import Expiries
 from ..tree.journal import Journal, Recorder
 from ..tree.lane import Lane, PageLane
+from ..tree.partial_lane import PartialLane
+from ..tree.path_lane import PathLane
 from ..tree.radix import FOREVER, Counted, Node, Root, Tree, unlink
+from ..tree.state_lane import StateLane
 from .plugin_calls import PluginCalls
 from .unwritten import Unwritten
 
 if TYPE_CHECKING:
     from ..contract.composition import Composition
     from ..contract.values import Claim, Op, Receipt, WalkView
-    from ..tree.partial_lane import PartialLane
-    from ..tree.path_lane import PathLane
     from ..tree.residency import Residency
-    from ..tree.state_lane import CodedLane, StateLane
 
     Pairs = Many[tuple[Any, Any]]
     Validators = Many[tuple[str, Callable[[WalkView], int]]]
@@ -58,45 +56,53 @@ holding has one at most.
 CLEAR = -1
 
 
-@attrs.frozen(eq=False)
 class Shape:
-    """What is known of a cache when it is composed and never changes.
+    """What is known of a cache when it is composed and never changes. What it never has, operations do not look for.
 
-    ``page`` is the tokens of a page of the tree. Lanes are listed by kind; ``in_order`` has those of pages first, and
-    ``all_lanes`` has the lanes of the tier below as well. The flags say what this composition never asks for, so that
-    operations do not look for it on each call.
+    ``page`` is the tokens of a page of the tree. Lanes are listed by kind; ``path_lanes`` are of reaches that are
+    closed upward, and of ``partial_lanes`` a running sequence may give some pages back early. ``in_order`` has the
+    lanes of pages first, and ``all_lanes`` those of the tier below as well. ``hooks`` are the names of those that any
+    component overrides, or the tier.
     """
 
-    composition: Composition
-    lanes: tuple[Lane, ...]
-    all_lanes: tuple[Lane, ...]
-    page_lanes: tuple[PageLane, ...]
-    path_lanes: tuple[PathLane, ...]
-    """Of reaches that are closed upward."""
-    partial_lanes: tuple[PartialLane, ...]
-    """Of pages of which a running sequence may give some back early."""
-    state_lanes: tuple[StateLane, ...]
-    coded_lanes: tuple[CodedLane, ...]
-    in_order: tuple[Lane, ...]
-    page: int
-    lookahead: int
-    max_rewind: int
-    longest: int
-    """Tokens that the smallest pool of pages that are kept whole can hold."""
-    rewind_limit: tuple[str, int] | None
-    """Which component limits how many committed tokens can be taken back, and to how many. None: no component does."""
-    validators: Validators
-    tier_validators: Validators
-    no_records: list[Any]
-    """None for each lane, to be copied."""
-    tracks_checkpoints: bool
-    has_lock_hooks: bool
-    has_match_hooks: bool
-    has_plugin_ops: bool
-    has_transfer_hooks: bool
-    has_insert_hooks: bool
-    has_admission: bool
-    limits_states_per_path: bool
+    def __init__(
+        self, composition: Composition, lanes: tuple[Lane, ...], host_lanes: tuple[Lane, ...], validators: Validators,
+        tier_validators: Validators,
+    ) -> None:  # fmt: skip
+        self.composition = composition
+        self.lanes = lanes
+        self.all_lanes = (*lanes, *host_lanes)
+        self.page_lanes = tuple(lane for lane in lanes if isinstance(lane, PageLane))
+        self.path_lanes = tuple(lane for lane in lanes if isinstance(lane, PathLane))
+        self.partial_lanes = tuple(lane for lane in lanes if isinstance(lane, PartialLane))
+        self.state_lanes = tuple(lane for lane in lanes if isinstance(lane, StateLane))
+        self.in_order: tuple[Lane, ...] = (*self.page_lanes, *self.state_lanes)
+        self.page = composition.page
+        self.lookahead = composition.lookahead
+        self.max_rewind = composition.max_rewind
+        self.validators = validators
+        self.tier_validators = tier_validators
+        kept_whole = [lane.pool.capacity * lane.page for lane in self.page_lanes if not lane.retains]
+        self.longest = min(kept_whole, default=1 << 62)
+        """Tokens that the smallest pool of pages that are kept whole can hold."""
+        self.rewind_limit = min(self._rewind_limits(), key=lambda limit: limit[1], default=None)
+        """Which component limits how many committed tokens can be taken back, and to how many; None: none does."""
+        tier = () if composition.tier is None else (composition.tier,)
+        self.hooks = frozenset(name for each in (*lanes, *tier) for name in each.hooks.overridden)
+        self.has_lock_hooks = not self.hooks.isdisjoint(("acquire_component_lock", "release_component_lock"))
+        self.has_transfer_hooks = not self.hooks.isdisjoint(("build_hicache_transfers", "commit_hicache_transfer"))
+        self.no_records: list[Any] = [None] * len(lanes)
+        self.tracks_checkpoints = any(lane.track_every for lane in self.state_lanes)
+        self.has_admission = any(lane.admit is not None for lane in self.state_lanes)
+        self.limits_states_per_path = any(lane.per_path is not None for lane in self.state_lanes)
+
+    def _rewind_limits(self) -> Iterator[tuple[str, int]]:
+        for lane in self.lanes:
+            own = lane.part.manifest.max_rewind
+            if lane.unit == "boundary" or lane.retains:
+                yield lane.name, self.max_rewind
+            elif own is not None:
+                yield lane.name, own
 
     def lane(self, component: str) -> Lane:
         for lane in self.lanes:
@@ -325,14 +331,8 @@ class Running(Hold):
         self, core: Core, match: Match, node: Node, covers: list[Any], receipts: list[Receipt | None],
         held: list[Any], fills: list[Fill], label: str, priority: int, until: float,
     ) -> None:  # fmt: skip
-        self.core = self._core = core
-        self.node = node
-        self.covers = covers
-        self.receipts = receipts
-        self.flushes = core.index.flushes
-        self.label = label
-        self.fence = 0
-        self.work = self.failed = None
+        super().__init__(core, node, covers, receipts, label)
+        self._core = core
         self.held = held
         self.row = -1
         self.names = NamedTokens(core.keys, match.tokens, match.key)
@@ -390,13 +390,8 @@ class Running(Hold):
     def publishable(self) -> int:
         """The deepest boundary that could be published now."""
         shape = self._core.shape
-        upto = self.names.count - shape.lookahead
-        if upto > self.committed:
-            upto = self.committed
-        if self.looks is not None and upto > self.looks.complete:
-            upto = self.looks.complete
-        upto -= upto % shape.page
-        return upto if upto > self.published else self.published
+        upto = min(self.names.count - shape.lookahead, self.complete)
+        return max(self.published, upto - upto % shape.page)
 
     # ------------------------------------------------------------ steps
     def begin_step(self) -> tuple[int, int]:
@@ -597,30 +592,26 @@ class Core:
         """Whether a prompt that is published without a state is worth a warning: once, and if none was left out."""
         self.below = None
         self.watcher = None
-        self.recorder: Recorder | None = None
-        """What journals are told through; None while nobody follows, and no owner has a share."""
-        if shape.composition.policy.shares is not None:
-            self._record(Recorder(self.keys, self.index.is_found, self.index.is_over))
+        self.recorder = Recorder(self.keys, self.index.is_found, self.index.is_over)
+        self._listen()
 
     def follow(self, most: int) -> Journal:
         """A journal that records from now on every change of what is cached."""
-        if self.recorder is None:
-            self._record(Recorder(self.keys, self.index.is_found, self.index.is_over))
-        assert self.recorder is not None
-        journal = Journal(most, self._stop_following)
+        journal = Journal(most, self._unfollow)
         self.recorder.journals.append(journal)
+        self._listen()
         return journal
 
-    def _stop_following(self, journal: Journal) -> None:
-        if self.recorder is not None and journal in self.recorder.journals:
+    def _unfollow(self, journal: Journal) -> None:
+        if journal in self.recorder.journals:
             self.recorder.journals.remove(journal)
-            if not self.recorder.journals and self.shape.composition.policy.shares is None:
-                self._record(None)
+            self._listen()
 
-    def _record(self, recorder: Recorder | None) -> None:
-        self.recorder = recorder
+    def _listen(self) -> None:
+        """Have the lanes tell the recorder what they change while a journal follows, or if owners have shares."""
+        needed = self.recorder.journals or self.shape.composition.policy.shares is not None
         for lane in self.shape.all_lanes:
-            lane.recorder = recorder
+            lane.recorder = self.recorder if needed else None
 
     def time(self, most: int) -> Timeline:
         """A timeline for which copies, waits and calls of a store are timed from now on."""
@@ -639,14 +630,14 @@ class Core:
 
     def because(self, cause: str, by: str = "") -> AbstractContextManager[None]:
         """What is removed in this block goes for this reason, which journals are told."""
-        return nullcontext() if self.recorder is None else self.recorder.because(cause, by)
+        return self.recorder.because(cause, by) if self.recorder.journals else nullcontext()
 
     def left_out(self, lane: Lane, running: Running, boundary: int, cause: str) -> None:
         """The state of ``running`` at ``boundary`` is not kept; ``cause`` as in a ``Change`` that is "refused"."""
         self.misses_states = False
         if cause == "room":
             self.counts.skipped_checkpoints += 1
-        if self.recorder is not None:
+        if self.recorder.journals:
             tokens = running.names.tokens.part(0, boundary + self.shape.lookahead)
             self.recorder.refused(lane.name, "device", running.namespace, tokens, cause, boundary)
 

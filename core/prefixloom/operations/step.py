@@ -78,12 +78,11 @@ class Step:
         self._gates: Gates | None = None
         self._ordered = 0  # the fence that the stream has been made to wait for
         self._rows = self._plugin_ops = ()
-        if core.shape.has_plugin_ops and role == "target":
+        if role == "target":
             claimed = [(each, op) for each in self._running for op in each.claimed_ops]
-            added = deferred_ops(core, self._running)
-            self._plugin_ops = [
-                *claimed, *((None if op.sequence is None else self._running[op.sequence], op) for op in added)
-            ]  # fmt: skip
+            added = deferred_ops(core, self._running) if "deferred_forward_ops" in core.shape.hooks else ()
+            mine = [(None if op.sequence is None else self._running[op.sequence], op) for op in added]
+            self._plugin_ops = [*claimed, *mine]
 
     def __repr__(self) -> str:
         number = "" if self._state == NEW else f" {self._work.number}"

@@ -111,8 +111,7 @@ def forget_everything(core: Core) -> None:
     core.unwritten.flushed()
     core.tables = Tables(core.flight, shape.composition.device, core.tables if core.flight.works else None)
     core.keys.forget()
-    if core.recorder is not None:
-        core.recorder.cleared()
+    core.recorder.cleared()
     if core.watcher is not None:
         core.watcher.flushed()
     core.changing = False

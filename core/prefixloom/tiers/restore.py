@@ -120,11 +120,11 @@ def restore(copies: HostCopies, running: Running) -> Restored:
             node, boundary = restorable_at(copies, match, climb(node, limit), limit)
         if not running.ready < boundary <= limit:
             if running.ready == ready and running.node.end == ready:
-                claims = claims_at(core, match, ready) if core.shape.has_match_hooks else ()
+                claims = claims_at(core, match, ready) if "finalize_match_result" in core.shape.hooks else ()
                 why = why or _load_with_more(copies, running, running.node, claims)
             return Restored(wanted, running.ready, why)
         end = node if node.end == boundary else split(core, node, boundary)
-        claims = claims_at(core, match, boundary) if core.shape.has_match_hooks else ()
+        claims = claims_at(core, match, boundary) if "finalize_match_result" in core.shape.hooks else ()
         try:
             left_out = _load_with_more(copies, running, end, claims)
         except CapacityError as error:

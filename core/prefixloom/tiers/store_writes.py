@@ -208,8 +208,7 @@ class StoreWrites:
     # ------------------------------------------------------------ journals
     def _paths(self, lane: HostLane, node: Node, pieces: Sequence[PieceToStore]) -> Sequence[dict[str, Any]]:
         """What a journal is told of each piece if the store refuses it."""
-        recorder = self.link.core.recorder
-        if recorder is None:
+        if not self.link.core.recorder.journals:
             return ()
         tokens, is_state = self.link.core.keys.tokens_in(path_key(node)), lane.unit == "boundary"
         common = {"component": lane.name, "namespace": root_of(node).namespace, "tokens": tokens}
@@ -221,7 +220,7 @@ class StoreWrites:
     def _tell(self, path: dict[str, Any], answer: Any) -> None:
         """Tell journals if a piece is not in the store, with its reason."""
         recorder = self.link.core.recorder
-        if recorder is not None and not isinstance(answer, Stored):
+        if recorder.journals and not isinstance(answer, Stored):
             if isinstance(answer, Refused):
                 answer = f"{answer.reason}: {answer.detail}".strip(": ")
             cause = answer if isinstance(answer, str) else "the copy to the host failed"
