@@ -182,7 +182,7 @@ MUTANTS: tuple[Mutant, ...] = (
            "holding.floor // page * page", "holding.floor // page * page + page",
            ("law", "law_every_answer_is_what_the_sets_say", "window")),
     Mutant("the rewind depth is not retained", "operations/retain.py", "floor_of",
-           "floor -= shape.max_rewind\nif floor < running.published:\n    floor = running.published", "if floor < running.published:\n    floor = running.published",
+           "min(running.names.count - shape.lookahead, running.complete) - shape.max_rewind", "min(running.names.count - shape.lookahead, running.complete)",
            ("law", "law_every_answer_is_what_the_sets_say", "window")),
     Mutant("the window is never given back", "operations/retain.py", "_let_go",
            "lane.retain(holding, holding.floor // page * page)\nif running.covers[lane.index] is not None and lane.reads_past(holding, running.node.end):\n    release_part(running, lane)", "if running.covers[lane.index] is not None and lane.reads_past(holding, running.node.end):\n    release_part(running, lane)",

@@ -34,7 +34,7 @@ MUTANTS: tuple[tuple[str, str, str, str, str, str], ...] = (
     ("what is tried again is not lower", "tiers/restore.py", "restore", "running.ready < boundary <= limit", "running.ready < boundary", FOUND),
     ("a state that was filled is loaded into", "tiers/restore.py", "_copy_up", "isinstance(lane, CodedLane) or state.ready", "isinstance(lane, CodedLane)", FOUND),
     ("a copy of a state leaves no fence", "tiers/restore.py", "_copy_up", "running.fence = max(running.fence, work.number)", "", FOUND),
-    ("the state's lease is kept after a load", "tiers/restore.py", "_resume_at", "release_part(running, lane)", "", COPIES),
+    ("the state's lease is kept after a load", "tiers/restore.py", "_resume_at", "release_part(running, point)", "", COPIES),
     ("an anchor is not held while it is loaded", "tiers/restore.py", "_load", "end.protect()", "pass", TIER),
     ("who reads the device waits for copies down", "operations/unwritten.py", "Unwritten.read_node", "publication.below == below and publication.hold is not hold and (hold not in publication.readers)", "publication.hold is not hold and hold not in publication.readers", FOUND),
     ("who closed is not told what failed", "operations/teardown.py", "abandon", "hold.failed = hold.failed or error\nif hold.active:\n    if isinstance(hold, Running):\n        give_back(core, hold)\n    else:\n        release(core, hold)", "if hold.active:\n    hold.failed = hold.failed or error\n    if isinstance(hold, Running):\n        give_back(core, hold)\n    else:\n        release(core, hold)", "test_flight_regressions.py"),

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from types import TracebackType
-from typing import Any
 
 from ..contract.tier_answers import Restored
 from ..device.handles import Handle, dropped_without_release
@@ -215,7 +214,7 @@ class Sequence(Handle):
             f"{lane.pool.capacity * lane.page}"
         )
 
-    def append(self, tokens: Any, *, extra: Extra = ()) -> None:
+    def append(self, tokens: object, *, extra: Extra = ()) -> None:
         """Name the tokens that follow the named ones.
 
         ``extra``: (start, end, key) spans of these tokens, as ``open`` takes them; 0 is the first that is appended.
@@ -228,7 +227,7 @@ class Sequence(Handle):
         with core:
             append(core, running, tokens)
 
-    def fill(self, stream: Any = None) -> None:
+    def fill(self, stream: object = None) -> None:
         """What ``run_ops`` is to a step, to a sequence that is computed alone: its ops, on ``stream``, behind all that
         may still write what its layers read, and before these. What comes after them is ordered by ``stream`` alone.
         """

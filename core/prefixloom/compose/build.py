@@ -137,9 +137,9 @@ def _falls_with(lane: Lane, lost: Lane) -> bool:
     return lost.closed_upward or lane.unit == "boundary"
 
 
-def make_validators(composition: Composition, tiers: tuple[Tier, ...]) -> list[tuple[str, Callable[[WalkView], int]]]:
-    """The validators of matches over ``tiers`` that plugins have, by component."""
-    validators: list[tuple[str, Callable[[WalkView], int]]] = []
+def make_validators(composition: Composition, tiers: tuple[Tier, ...]) -> Validators:
+    """Return the validators of matches over ``tiers`` that plugins have, by component."""
+    validators: Validators = []
     for part in composition.parts:
         maker = part.hooks.create_match_validator
         if maker is None:

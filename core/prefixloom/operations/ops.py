@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Many
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 import attrs
 
@@ -21,11 +21,14 @@ from ..device.pool import ABSENT, NO_SLOT, PageSpan, Pool, Stage
 from ..device.streams import Stream, enqueue
 from ..errors import CapacityError, PluginError, PrefixloomError, ProtocolError
 from ..keys.lookahead import Seen
-from ..tree.holdings import Track
+from ..tree.holdings import SteppedHolding, Track
 from ..tree.state_lane import StateLane
 from .retain import commit
 from .room import make_room
 from .state import CLEAR, Core, Hold, Running
+
+if TYPE_CHECKING:
+    import torch
 
 Slots = tuple[list[int], list[int]]
 """Sources and targets of one op."""
@@ -121,13 +124,13 @@ def run_fills(core: Core, stream: Stream, sequences: Many[Running], due: Iterabl
 # ---------------------------------------------------------------- states after a step
 
 
-def select_states(core: Core, stream: Stream, kept: Any, rows: Many[Row]) -> None:
+def select_states(core: Core, stream: Stream, kept: torch.Tensor, rows: Many[Row]) -> None:
     """Have the running states of ``rows`` go on from those after so many tokens as ``kept`` says.
 
     ``kept`` has a figure for each row. Where the layers wrote no states of single tokens, nothing changes.
     """
     for lane in core.shape.state_lanes:
-        found: list[tuple[int, Any]] = []
+        found: list[tuple[int, SteppedHolding]] = []
         for at, row in enumerate(rows):
             holding = row.running.held[lane.index] if row.running.core is not None else None
             if holding is not None and 0 < row.end - row.start <= len(holding.steps):
@@ -137,7 +140,9 @@ def select_states(core: Core, stream: Stream, kept: Any, rows: Many[Row]) -> Non
             stream.reads(kept)
 
 
-def _select(core: Core, stream: Stream, lane: StateLane, kept: Any, found: Many[tuple[int, Any]]) -> None:
+def _select(
+    core: Core, stream: Stream, lane: StateLane, kept: torch.Tensor, found: Many[tuple[int, SteppedHolding]]
+) -> None:
     choices = [list(holding.steps) for _, holding in found]
     dst = [holding.slot for _, holding in found]
     at = [row for row, _ in found]

@@ -128,11 +128,11 @@ def rewind(core: Core, running: Running, count: int) -> None:
     running.planned = min(running.planned, length)
     for lane, holding in running.paged:
         lane.rewind(holding, length)
-    for lane, holding in running.states:
-        source = lane.rewind_state(holding, length)
+    for point, holding in running.states:
+        source = point.rewind_state(holding, length)
         if source != NO_SLOT:  # instead of what an earlier rewind wanted copied
             running.fills = [fill for fill in running.fills if fill[1] is not holding]
-            running.fills.append((lane, holding, "copy", source))
+            running.fills.append((point, holding, "copy", source))
     cut = count > 0 and running.names.count > length
     if cut:
         running.names.cut(length)

@@ -17,6 +17,8 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
+import attrs
+
 from ..contract.identity import Identity
 from ..contract.tier_answers import Restored, TierStats
 from ..device.flight import Flight, Work
@@ -30,6 +32,7 @@ from ..keys.elements import KeyMaker, NamedTokens
 from ..keys.lookahead import Lookahead
 from ..keys.tokens import Span, Tokens
 from ..tree.expiries import Expiries
+from ..tree.holdings import StateHolding
 from ..tree.journal import Journal, Recorder
 from ..tree.lane import Lane, PageLane
 from ..tree.partial_lane import PartialLane
@@ -44,10 +47,10 @@ if TYPE_CHECKING:
     from ..contract.values import Claim, Op, Receipt, WalkView
     from ..tree.residency import Residency
 
-    Pairs = Many[tuple[Any, Any]]
+    Pairs = Many[tuple[Lane, Any]]
     Validators = Many[tuple[str, Callable[[WalkView], int]]]
 
-Fill = tuple[Any, Any, str, int]
+Fill = tuple[StateLane, StateHolding, str, int]
 """(lane, holding, kind, source): a running state whose slot must get its content, by an op of this kind.
 
 It is a copy of ``source`` (a ``decode`` of what the tree has in another form), or a ``clear``: zeros, of ``CLEAR``. A
@@ -189,6 +192,7 @@ class Index:
         self._begin()
 
 
+@attrs.define(eq=False, repr=False)
 class Match:
     """What was asked of a match, and what was found. ``MatchPlan`` is its public face.
 
@@ -202,29 +206,21 @@ class Match:
     below, ``restorable`` in ``below`` is the deepest boundary that could be restored, or ``ready``.
     """
 
-    __slots__ = (
-        "below", "branch", "claims", "epoch", "key", "limited_by", "most", "namespace", "node", "reached",
-        "ready", "restorable", "tokens", "walked", "walked_to",
-    )  # fmt: skip
-
-    node: Node
-    ready: int
-    reached: Node
-    walked: int
-    walked_to: Node
-    limited_by: str | None
-    branch: int | None
-    epoch: int
-    claims: Many[Claim | None]
-    below: Node
-    restorable: int
-
-    def __init__(self, tokens: Tokens, key: bytes, namespace: str, most: int) -> None:
-        self.tokens = tokens
-        self.key = key
-        self.namespace = namespace
-        self.most = most
-        self.claims = ()
+    tokens: Tokens
+    key: bytes
+    namespace: str
+    most: int
+    claims: Many[Claim | None] = ()
+    node: Node = attrs.field(init=False)
+    ready: int = attrs.field(init=False)
+    reached: Node = attrs.field(init=False)
+    walked: int = attrs.field(init=False)
+    walked_to: Node = attrs.field(init=False)
+    limited_by: str | None = attrs.field(init=False)
+    branch: int | None = attrs.field(init=False)
+    epoch: int = attrs.field(init=False)
+    below: Node = attrs.field(init=False)
+    restorable: int = attrs.field(init=False)
 
     def of(self, key: bytes, most: int) -> Match:
         """The same question of ``key``, with ``most`` tokens at most."""
@@ -249,21 +245,11 @@ class Hold(Handle):
     """
 
     __slots__ = (
-        "__weakref__",
-        "core",
-        "covers",
-        "failed",
-        "fence",
-        "flushes",
-        "label",
-        "made_at",
-        "node",
-        "receipts",
-        "work",
-    )
+        "__weakref__", "core", "covers", "failed", "fence", "flushes", "label", "made_at", "node", "receipts", "work",
+    )  # fmt: skip
 
     failed: BaseException | None
-    work: Work[Any] | None
+    work: Work[Hold] | None
     made_at: str
 
     def __init__(
@@ -278,7 +264,7 @@ class Hold(Handle):
         self.fence = 0
         self.work = self.failed = None
 
-    def take_fence(self, flight: Flight[Any]) -> None:
+    def take_fence(self, flight: Flight[Hold]) -> None:
         """Slots have just been taken for this lease's sequence: it comes after the steps that may still touch them."""
         if flight.taken_early:
             self.fence = max(self.fence, flight.taken_early)
@@ -358,13 +344,13 @@ class Running(Hold):
         return [(lane, held[lane.index]) for lane in self._core.shape.in_order] if held else ()
 
     @property
-    def paged(self) -> Pairs:
+    def paged(self) -> Many[tuple[PageLane, Any]]:
         """(lane, holding) of the components of pages; none once all has been handed over."""
         held = self.held
         return [(lane, held[lane.index]) for lane in self._core.shape.page_lanes] if held else ()
 
     @property
-    def states(self) -> Pairs:
+    def states(self) -> Many[tuple[StateLane, StateHolding]]:
         """(lane, holding) of the boundary components; none once all has been handed over, which a step may see."""
         held = self.held
         return [(lane, held[lane.index]) for lane in self._core.shape.state_lanes] if held else ()
@@ -582,7 +568,7 @@ class Core:
         self.index = Index(shape, self.keys.element_bytes)
         self.counts = CacheCounts()
         self.live: dict[Running, None] = {}
-        self.streams: dict[Any, Stream] = {}
+        self.streams: dict[object, Stream] = {}
         self.inline: Stream | None = None
         """The stream that None stands for, where that is the caller."""
         self.changing: bool | str = False
@@ -689,7 +675,7 @@ class Core:
             f"all that is cached, or compose a new one"
         )
 
-    def stream(self, given: Any) -> Stream:
+    def stream(self, given: object) -> Stream:
         """The stream that a caller means: one of ours, one of torch, or None for the current one."""
         if given is None and self.inline is not None:
             return self.inline

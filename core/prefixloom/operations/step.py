@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Many
 from types import TracebackType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..contract.values import Op
 from ..device.flight import Gates, Verdict, Work
@@ -35,6 +35,9 @@ from .ops import (
     select_states,
 )
 from .state import Core, Hold, Running
+
+if TYPE_CHECKING:
+    import torch
 
 DONE, NEW, OPEN, FILLING, READY = range(-1, 4)
 """A step's way: asked for; its block is open; ``run_ops`` has begun; the layers may run. ``DONE``: it has been left."""
@@ -125,7 +128,7 @@ class Step:
         self._work.enclosed = True  # last: until then a flush ends it
         return self
 
-    def run_ops(self, stream: Any = None, *, gated: bool = False) -> None:
+    def run_ops(self, stream: object = None, *, gated: bool = False) -> None:
         """Run the ops on ``stream``, on which the layers that read their slots are enqueued next.
 
         A stream is one of ``prefixloom.streams``, a ``torch.cuda.Stream``, or None: the current one, which on a CPU is
@@ -138,14 +141,14 @@ class Step:
             raise ProtocolError("run_ops belongs inside of the step's with block")
         core = self._core
         with core:
-            stream = self._take_stream(stream)
+            on = self._take_stream(stream)
             fills = self._fills()
             if gated and not fills and not self._plugin_ops:  # an op may read any of it
-                self._gates = Gates(stream, core.flight.times)
-            self._order(stream)
+                self._gates = Gates(on, core.flight.times)
+            self._order(on)
             self._state = FILLING
-            run_fills(core, stream, self._running if fills else (), fills)
-            self._run_plugin_ops(stream, after=False)
+            run_fills(core, on, self._running if fills else (), fills)
+            self._run_plugin_ops(on, after=False)
             self._state = READY
 
     def gate(self, layer: int) -> None:
@@ -175,7 +178,7 @@ class Step:
                 running.claimed_ops = left
             run_op(self._core, due, stream)
 
-    def _take_stream(self, given: Any) -> Stream:
+    def _take_stream(self, given: object) -> Stream:
         stream = self._stream = self._core.stream(given)
         self._work.stream, self._work.since = stream, stream.tick
         return stream
@@ -194,7 +197,7 @@ class Step:
             self._ordered = fence
 
     # ------------------------------------------------------------ what the layers read
-    def table(self, component: str) -> Any:
+    def table(self, component: str) -> torch.Tensor:
         """Page numbers of each sequence as an int32 tensor (sequences, longest), -1 where a page is absent.
 
         For a boundary component: the running slots, shape (sequences, 1). It lies on the cache's device, holds true for
@@ -205,14 +208,14 @@ class Step:
         table = self._table(lane)
         return table[:, :1] if lane.unit == "boundary" else table
 
-    def rewind_table(self, component: str) -> Any:
+    def rewind_table(self, component: str) -> torch.Tensor:
         """``rewind_slots`` of each sequence of a boundary component, as ``table``: (sequences, max_rewind + 1)."""
         lane = self._core.shape.lane(component)
         if lane.unit != "boundary":
             raise InputError(f"component {component!r} has pages, no states after single tokens")
         return self._table(lane)[:, 1:]
 
-    def _table(self, lane: Lane) -> Any:
+    def _table(self, lane: Lane) -> torch.Tensor:
         core = self._core
         with core:
             if self._state == DONE:
@@ -226,10 +229,11 @@ class Step:
                 )
             if core.watcher is not None and self._state != NEW:
                 core.watcher.table_read(self._watched, lane)
-            return core.tables.of(lane, self._running, stream or core.stream(None))
+            table: torch.Tensor = core.tables.of(lane, self._running, stream or core.stream(None))
+            return table
 
     # ------------------------------------------------------------ after the layers
-    def accept(self, kept: Any) -> None:
+    def accept(self, kept: torch.Tensor) -> None:
         """How many of this step's tokens each sequence keeps is on the device only: an int tensor, one per sequence.
 
         Called after the layers. Each running state that has the states of single tokens (``rewind_slots``) becomes the
@@ -369,7 +373,7 @@ def next_stop(core: Core, running: Running, budget: int, stops: Iterable[int]) -
 # ---------------------------------------------------------------- without a step
 
 
-def fill_alone(core: Core, running: Running, given: Any) -> None:
+def fill_alone(core: Core, running: Running, given: object) -> None:
     """The fills that are due of a sequence that is computed outside of steps, on a stream as ``run_ops`` takes it.
 
     If one raises, all stay due. Where its layers run on a stream that runs behind, they are work in flight like those

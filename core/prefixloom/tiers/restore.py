@@ -331,14 +331,14 @@ def _resume_at(core: Core, running: Running, end: Node, lease: Lease, filled: se
     for lane, holding in opened:
         running.held[lane.index] = holding
     fills: list[Fill] = []
-    for lane, state in running.states:
+    for point, state in running.states:
         state.as_of = end.end
-        state.ready = lane in filled
+        state.ready = point in filled
         if state.ready:
-            release_part(running, lane)
+            release_part(running, point)
         else:
-            cell = lane.cell(end)
-            fills.append((lane, state, "clear", CLEAR) if cell is None else (lane, state, lane.taken, cell.data))
+            cell = point.cell(end)
+            fills.append((point, state, "clear", CLEAR) if cell is None else (point, state, point.taken, cell.data))
     running.resume_at(end.end, fills)
     if core.index.expiries is not None:
         core.index.want(end, running.until)

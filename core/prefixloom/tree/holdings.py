@@ -6,7 +6,6 @@ For a page component, a holding is a table of slots. For a boundary component, i
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
 
 from ..device.pool import ABSENT_BYTES, ID_BYTES, NO_SLOT
 
@@ -119,8 +118,8 @@ class StateHolding:
         pass
 
     @property
-    def tracks(self) -> Sequence[Track]:
-        return ()
+    def tracks(self) -> list[Track]:
+        return []
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -164,6 +163,10 @@ class StateHolding:
     def due(self, every: int, start: int, end: int) -> tuple[int, int] | None:
         """The checkpoint of a step over [start, end): (boundary, slot with its state after the step), or None."""
         return None
+
+    def oldest_track(self) -> int:
+        """Drop the oldest track if there are as many as may be, and return its slot, or NO_SLOT."""
+        return NO_SLOT
 
     def lowest_track(self, floor: int) -> int:
         """The lowest boundary of a tracked state, at which it may still be published, or ``floor`` if that is lower."""
@@ -256,7 +259,6 @@ class SteppedHolding(StateHolding):
         return (at, self.steps[at - start - 1]) if single else None
 
     def oldest_track(self) -> int:
-        """Drop the oldest track if there are as many as may be, and return its slot, or NO_SLOT."""
         return self.tracks.pop(0).slot if len(self.tracks) == TRACKS else NO_SLOT
 
     def lowest_track(self, floor: int) -> int:
