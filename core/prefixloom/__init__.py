@@ -65,6 +65,7 @@ from .operations.insert import Inserted
 from .operations.lease import Lease
 from .tiers.consensus import Consensus, GroupConsensus, LocalConsensus
 from .tree.journal import Change, Journal
+from .tree.residency import Residency
 
 __all__ = [
     "Activity",
@@ -122,6 +123,7 @@ __all__ = [
     "RankError",
     "Reach",
     "Receipt",
+    "Residency",
     "Restored",
     "Sequence",
     "SequenceNeeds",

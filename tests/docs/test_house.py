@@ -114,7 +114,7 @@ BUDGET: dict[str, int] = {
     "core/prefixloom/storage": 720,
     "core/prefixloom/contract": 2_210,
     "core/prefixloom/device": 2_890,
-    "core/prefixloom/tree": 2_950,
+    "core/prefixloom/tree": 3_000,
     "core/prefixloom/operations": 3_610,
     "core/prefixloom/cache": 980,
     "core/prefixloom/tiers": 2_790,

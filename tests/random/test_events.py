@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from prefixloom import Residency
 from prefixloom.testing.oracle.writer import Writer
-from prefixloom_resumable import ResumablePages, Run, ones
+from prefixloom_resumable import Holder, ResumablePages, Run
 from prefixloom_resumable.boundaries import Boundaries
 from tests.random.events import run, setups
 
@@ -38,9 +41,8 @@ def one_short(self: ResumablePages, run: Run, page: int) -> None:
 
 joined, split = ResumablePages._join, ResumablePages._split
 MISTAKES = {
-    "no gap is seen": (Boundaries, "_behind_gaps", lambda self, need, have, gap, start, since, count: ones(count)),
-    "gaps do not matter below": (Boundaries, "_matters_below", lambda self, end, before, gaps: False),
-    "gaps stay": (Boundaries, "gaps", lambda self, run: (0,) * len(self.holders)),
+    "no gap is seen": (Holder, "gap", lambda self, run, at, high: (high, high)),
+    "changes do not matter below": (Boundaries, "changed", lambda self, run, above: None),
     "pages that lead are not looked for": (ResumablePages, "_lead", lambda self, run: None),
     "a beginning is taken for the whole": (
         ResumablePages, "_common", lambda self, run, tokens, most: min(run.count, most),
@@ -60,7 +62,12 @@ def test_a_mistake_in_the_mirror_is_seen(monkeypatch: pytest.MonkeyPatch, mistak
 
 
 def test_needs_of_any_form_are_followed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Boundaries, "_of_all_needs", lambda self, run, need, level, wanted: wanted)
+    resumable = Residency.resumable
+
+    def only_intervals(self: Residency, edge: Any, low: int, high: int) -> int:
+        return resumable(self, edge, low, high) if self.paged.convex else (1 << (high - low) // self.step) - 1
+
+    monkeypatch.setattr(Residency, "resumable", only_intervals)
     with pytest.raises(AssertionError):
         run("strided", "mistake", 1000)
 

@@ -25,7 +25,6 @@ from ..contract.values import Receipt, Tier
 from ..device.pool import ABSENT, ABSENT_BYTES, ID_BYTES, Pool
 from .holdings import PageHolding, without_absent
 from .journal import Recorder
-from .paged_reach import PagedReach
 from .radix import Node
 from .residency import Residency
 
@@ -71,9 +70,9 @@ class Lane(Generic[C, H]):
         self.part = part
         self.name = part.name
         self.closed_upward = part.reach.closed_upward
-        self.paged = PagedReach(part.reach, part.page_tokens or tree_page, part.name)
-        self.residency = Residency(self.paged, (self,), tree_page)
+        self.residency = Residency.of(part, (self,), tree_page)
         """What this lane alone has along a path."""
+        self.paged = self.residency.paged
         self.hooks = part.hooks
         self.pool = pool
         self.live = pool

@@ -9,9 +9,11 @@ A state is asked for as a page is: it is the last page of the tree before its bo
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from typing import Any, Protocol, TypeVar
 
+from ..contract.composition import Part
 from ..contract.reach import Interval, merged
 from .paged_reach import PagedReach, Pages, overlap
 
@@ -56,6 +58,11 @@ class Residency:
         self.page = paged.page
         self.step = step
 
+    @classmethod
+    def of(cls, part: Part, places: tuple[Place, ...], step: int) -> Residency:
+        """Return the residency of ``part`` on ``places``, in a tree whose pages have ``step`` tokens."""
+        return cls(PagedReach(part.reach, part.page_tokens or step, part.name), places, step)
+
     def with_place(self, place: Place) -> Residency:
         """Return the residency on these places and on one more, below them."""
         return Residency(self.paged, (*self.places, place), self.step)
@@ -88,6 +95,44 @@ class Residency:
             boundary -= step
         return boundary
 
+    def resumable(self, edge: E, low: int, high: int) -> int:
+        """Return a bit for each boundary of ``edge`` from ``low + step`` to ``high``: 1 if it can be resumed at.
+
+        The lowest bit is that of ``low + step``.
+        """
+        paged, page, step = self.paged, self.page, self.step
+        needs = paged.needs
+        bounds = range(low + step, high + 1, step)
+        found = (1 << len(bounds)) - 1
+        if not paged.convex:
+            for at, boundary in enumerate(bounds):
+                if next(self.gaps(edge, needs[boundary]), None) is not None:
+                    found ^= 1 << at
+            return found
+        if not found:
+            return 0
+        # a page above ``low`` that any of the boundaries needs, the first one needs
+        for first, end, _ in self.gaps(edge, merged((*needs[low + step], (low // page, high // page)))):
+            inside = max(0, first * page - low) // step  # boundaries from here on lie behind pages of the gap
+            behind = max(inside, -(-(end * page - low) // step) - 1)  # and from here on behind all of it
+            upto = behind + 1
+            if upto < len(bounds) and overlap(needs[bounds[upto]], first, end):
+                upto = bisect_left(bounds, True, upto + 1, key=lambda n: not overlap(needs[n], first, end))
+            elif not overlap(needs[bounds[behind]], first, end):
+                upto = behind
+            blocked = (1 << upto) - (1 << inside)
+            if not paged.dense:
+                for at in range(inside, behind):
+                    if not overlap(needs[bounds[at]], first, end):
+                        blocked ^= 1 << at
+            found &= ~blocked
+        return found
+
+    def matters_behind(self, boundary: int, first: int, end: int) -> bool:
+        """Return whether a boundary behind ``boundary`` may need any of the pages [first, end), which lie before it."""
+        paged = self.paged
+        return first < end and (not paged.convex or overlap(paged.needs[boundary + self.step], first, end))
+
     def lacking(self, edge: PathEdge, boundary: int) -> tuple[Interval, ...]:
         """Return the positions, in whole pages, that ``boundary`` in ``edge`` needs and that no place has."""
         return self.positions(self.absent(edge, self.paged.needs[boundary]))
@@ -119,9 +164,9 @@ class Residency:
                     for place in places:
                         lacks, lacks_to = place.gap(edge, at, high)
                         if lacks > at:  # it has the pages before
-                            if place.whole_above:
-                                return
                             at = lacks
+                            if at >= high and place.whole_above:
+                                return
                             break
                         if lacks > first:
                             first = lacks

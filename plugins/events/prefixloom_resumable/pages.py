@@ -117,6 +117,8 @@ class ResumablePages:
         """Runs of which bits have changed, and the first page of each of which some have."""
         self._untidy: dict[Run, None] = {}
         self._began = False
+        self._found: Any = None, None, 0
+        """The path of the last change, with its run and how many of the run's pages are on it."""
 
     # ------------------------------------------------------------ following
     def apply(self, changes: Iterable[Change]) -> Differences:
@@ -130,7 +132,7 @@ class ResumablePages:
                 cleared = True
             elif change.kind != "refused" and change.tier in self.tiers:
                 self._change(change)
-        self._former = {}
+        self._former, self._found = {}, (None, None, 0)
         self._settle()
         runs = sorted(self._touched, key=_first_of)
         found = []
@@ -157,6 +159,7 @@ class ResumablePages:
             self._former = self._roots
         self._roots = {}
         self._touched, self._changed, self._untidy = [], {}, {}
+        self._found = None, None, 0
 
     def _all(self) -> Iterator[Run]:
         stack = [*self._roots.values()]
@@ -219,19 +222,11 @@ class ResumablePages:
         """Note what one change says is cached, or is not any more."""
         holder = self._holder_of[change.component, change.tier]
         stored = change.kind == "stored"
-        upto = change.boundary or max(hi for _, hi in change.spans)
-        count = -(-upto // self.page)
-        root = self._roots.get(change.namespace)
-        if root is None:
-            root = self._new(None, self._root_of(change.namespace), change.namespace)
-            self._roots[change.namespace] = root
-        run, used = self._find(root, change.tokens, count)
-        if run.first + used < count:
-            if not stored:
-                raise LookupError("a change removes what was not stored")
-            run, used = self._extend(run, used, change.tokens, count)
-            if self._former:
-                self._name_again(change.namespace, run, change.tokens, count)
+        path = change.namespace, change.tokens, change.boundary or max(hi for _, hi in change.spans)
+        before, run, used = self._found
+        if before is None or path[1] is not before[1] or path != before:  # components that change together share a path
+            run, used = self._place(*path, stored)
+            self._found = path, run, used
         size, parts = self.page // holder.parts, holder.parts
         if change.boundary is not None:
             self._note(run, holder, used - 1, used, stored)
@@ -245,6 +240,24 @@ class ResumablePages:
                 first = max(lo, run.first * parts)
                 self._note(run, holder, first - run.first * parts, hi - run.first * parts, stored)
                 hi = first
+
+    def _place(self, namespace: str, tokens: Tokens, end: int, makes: bool) -> tuple[Run, int]:
+        """Return the run of the page in which ``end`` lies, and how many of its pages lie up to there.
+
+        ``makes``  whether pages that are not known are added
+        """
+        count = -(-end // self.page)
+        root = self._roots.get(namespace)
+        if root is None:
+            root = self._roots[namespace] = self._new(None, self._root_of(namespace), namespace)
+        run, used = self._find(root, tokens, count)
+        if run.first + used < count:
+            if not makes:
+                raise LookupError("a change removes what was not stored")
+            run, used = self._extend(run, used, tokens, count)
+            if self._former:
+                self._name_again(namespace, run, tokens, count)
+        return run, used
 
     def _note(self, run: Run, holder: Holder, first: int, end: int, stored: bool) -> None:
         """Set or clear the bits of pages of a component."""
@@ -291,10 +304,8 @@ class ResumablePages:
         return min(most, self.chain.whole(piece.common(run.tokens)))
 
     def _new(self, parent: Run | None, label: Any, identity: Any) -> Run:
-        run = Run(parent, label, identity, len(self.holders), len(self.tiers))
-        if parent is None:
-            run.gaps = self._boundaries.no_gaps
-        else:
+        run = Run(parent, label, identity, self.page, len(self.holders), len(self.tiers))
+        if parent is not None:
             parent.children[identity] = run
         return run
 
@@ -316,7 +327,7 @@ class ResumablePages:
         """Let ``run`` end after ``page`` of its pages. A new run below it has the others."""
         parts = self._boundaries.parts
         first, identity = run.first + page, self._identity(run.tokens, page)
-        lower = Run(run, run.label, identity, len(parts), len(self.tiers))
+        lower = Run(run, run.label, identity, self.page, len(parts), len(self.tiers))
         lower.first, lower.count = first, run.count - page
         lower.live = lower.count
         lower.children, run.children = run.children, {identity: lower}
@@ -333,7 +344,6 @@ class ResumablePages:
             run.leads[level], lower.leads[level] = min(leads, page), max(0, leads - page)
             lower.branches[level], run.branches[level] = run.branches[level], int(leads > page)
         run.count = run.live = page
-        lower.gaps, run.gaps = run.gaps, self._boundaries.gaps(run)
         if run.before is not None:
             run.before, lower.before = run.before.halves(page, parts)
             self._touched.append(lower)
@@ -362,7 +372,6 @@ class ResumablePages:
         run.count = run.live
         run.tokens = run.tokens.piece(0, run.count * self.page + self.lookahead)
         run.names = run.names[: run.count]
-        run.gaps = self._boundaries.gaps(run)
 
     def _join(self, run: Run, child: Run) -> None:
         """Let ``run`` have the pages of its only child, too."""
@@ -375,7 +384,7 @@ class ResumablePages:
             run.resumable[level] |= bits << run.count
             if child.leads[level]:
                 run.leads[level] = run.count + child.leads[level]
-        run.gaps, run.branches, run.children = child.gaps, child.branches, child.children
+        run.branches, run.children = child.branches, child.children
         for below in run.children.values():
             below.parent = run
         run.live = run.count + child.live
@@ -393,7 +402,7 @@ class ResumablePages:
             if len(each.names) < used:
                 break
         for each, _ in _path_to(run, run.count):
-            each.names += names[each.first + len(each.names) : each.end]
+            each.names += names[each.first + len(each.names) : each.first + each.count]
             if len(each.names) < each.count:
                 break
 
@@ -402,27 +411,21 @@ class ResumablePages:
         """After changes: find which boundaries can be resumed at now, and which pages lead to one."""
         judged: dict[Run, int] = {}  # from which of its pages on
         for changed in sorted(self._changed, key=_first_of):
-            stack = [(changed, self._changed[changed], False)]
+            stack = [(changed, self._changed[changed], self._boundaries.nothing)]
             while stack:
-                run, since, is_scattered = stack.pop()
+                run, since, above = stack.pop()
                 if judged.get(run, run.count + 1) <= since:  # what lies above it had been judged before
                     continue
                 before = tuple(run.resumable)
                 judged[run] = since
-                matters_below = self._boundaries.judge(run, since)
+                self._boundaries.judge(run, since)
                 if before != tuple(run.resumable):
                     self._touch(run, before)
-                is_scattered = is_scattered or self._is_scattered(run)
-                if run.children and (matters_below or is_scattered):
-                    stack += [(child, 0, is_scattered) for child in run.children.values()]
+                if run.children and (hulls := self._boundaries.changed(run, above)) is not None:
+                    stack += [(child, 0, hulls) for child in run.children.values()]
         self._changed = {}
         for run in sorted(judged, key=_first_of, reverse=True):
             self._lead(run)
-
-    def _is_scattered(self, run: Run) -> bool:
-        """Whether ``run`` has changed in a way that may matter to any boundary below it."""
-        before = run.before
-        return before is not None and any(run.kept[index] != before.kept[index] for index in self._boundaries.scattered)
 
     def _lead(self, run: Run) -> None:
         """After ``run`` was judged: find which of its pages lead to a boundary, and what follows for those above."""

@@ -22,12 +22,11 @@ class Run:
     ``label``      what its root was given: it belongs to the namespace
     ``identity``   of its first page, among the children of its parent
     ``first``      how many pages of the path lie above it
+    ``page``       how many tokens a page has
     ``count``      its pages
     ``tokens``     those of its pages, as a piece of the path, and with a lookahead of L the L that follow
     ``names``      of its first pages, for whoever follows them: what an engine calls each
     ``kept``       by holder: one bit for each page of the component that is there
-    ``gaps``       by level and component: the end of the last page of the component, up to the run's end, that is *not*
-                   there; 0 if all are
     ``resumable``  by level: one bit for each page at whose end a request can resume
     ``leads``      by level: how many of its pages, from the first on, lead to a boundary that can be resumed at
     ``branches``   by level: how many of its children lead to one
@@ -36,21 +35,21 @@ class Run:
     """
 
     __slots__ = (
-        "before", "branches", "children", "count", "first", "gaps", "identity", "kept", "label", "leads", "live",
-        "names", "parent", "resumable", "tokens",
+        "before", "branches", "children", "count", "first", "identity", "kept", "label", "leads", "live", "names",
+        "page", "parent", "resumable", "tokens",
     )  # fmt: skip
 
-    def __init__(self, parent: Run | None, label: Any, identity: Any, holders: int, levels: int) -> None:
+    def __init__(self, parent: Run | None, label: Any, identity: Any, page: int, holders: int, levels: int) -> None:
         self.parent = parent
+        self.page = page
         self.label = label
         self.identity = identity
-        self.first = 0 if parent is None else parent.end
+        self.first: int = 0 if parent is None else parent.end // page
         self.count = self.live = 0
         self.tokens: Tokens = encode(())
         self.names: list[Any] = []
         self.children: dict[Any, Run] = {}
         self.kept = [0] * holders
-        self.gaps: tuple[int, ...] = ()
         self.resumable = [0] * levels
         self.leads = [0] * levels
         self.branches = [0] * levels
@@ -58,8 +57,8 @@ class Run:
 
     @property
     def end(self) -> int:
-        """How many pages the path has up to its end."""
-        return self.first + self.count
+        """The number of tokens that the path has up to its end."""
+        return (self.first + self.count) * self.page
 
     def name_above(self, page: int) -> Any:
         """The name of the page before one of its pages; None if there is none."""

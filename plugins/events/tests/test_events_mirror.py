@@ -9,7 +9,20 @@ from typing import Any
 
 import pytest
 
-from prefixloom import Buffer, Cache, Component, Manifest, Path, Point, Sinks, TierManifest, Window, compose
+from prefixloom import (
+    Buffer,
+    Cache,
+    Change,
+    Component,
+    Manifest,
+    Path,
+    Point,
+    Sinks,
+    TierManifest,
+    Window,
+    compose,
+    encode,
+)  # fmt: skip
 from prefixloom_events import (
     AllBlocksCleared,
     BlockRemoved,
@@ -139,6 +152,19 @@ def test_a_window_that_went_takes_the_pages_that_led_to_it() -> None:
     assert seen.cache.peek(range(32)) == seen.pages(range(32)) == 32
 
 
+def test_a_page_that_went_matters_to_every_run_that_needs_it_also_behind_one_that_has_not_changed() -> None:
+    seen = Followed(full(), near(13))
+    for branch in (4, 8, 12):  # each leaves the path at another page, so that a run has one page
+        seen.run([*range(branch), *[999] * 4])
+    seen.run(range(24))
+    assert seen.pages(range(24)) == 24
+    gone = Change("removed", "near", "device", "", encode(range(8)), spans=((4, 8),))
+    events = seen.mirror.apply([gone])
+    (boundaries,) = [each for each in events if isinstance(each, BlockRemoved) and each.group_idx == 3]
+    assert {first_hash(range(24), pages) for pages in (2, 3, 4)} <= set(boundaries.block_hashes)
+    assert first_hash(range(24), 5) not in boundaries.block_hashes
+
+
 def test_boundaries_are_announced_beside_the_pages_and_components_only_if_wanted() -> None:
     seen, plain = Followed(full(), state()), Followed(full(), state(), components=False)
     for each in (seen, plain):
@@ -158,9 +184,9 @@ def test_each_run_of_pages_is_judged_once_however_many_above_it_have_changed(mon
         seen.run([*range(4 * branch), *[999] * 4])
     judgements, judge = [], Boundaries.judge
 
-    def counted(self: Boundaries, run: Run, since: int) -> bool:
+    def counted(self: Boundaries, run: Run, since: int) -> None:
         judgements.append(run)
-        return judge(self, run, since)
+        judge(self, run, since)
 
     monkeypatch.setattr(Boundaries, "judge", counted)
     seen.events()

@@ -16,8 +16,7 @@ import attrs
 import pytest
 
 from prefixloom import Buffer, Cache, Component, Identity, Manifest, Window, compose, encode
-from prefixloom_resumable import ResumablePages, ones
-from prefixloom_resumable.boundaries import Boundaries
+from prefixloom_resumable import Holder, ResumablePages
 from prefixloom_vllm.events import MOST_NAMINGS, Form, HostEvents
 from prefixloom_vllm.groups import Group, groups_of, tree_page
 from tests.random.vllm_events import HostRouter, block_hashes, expected, form
@@ -318,7 +317,7 @@ def test_what_nobody_has_named_is_not_announced() -> None:
     ("kind", "name", "mistake"),
     [
         (HostEvents, "_give_names", lambda self: {}),
-        (Boundaries, "_have", lambda self, run, need, level: ones(run.count * need.parts)),
+        (Holder, "gap", lambda self, run, at, high: (high, high)),
         (ResumablePages, "_lead", lambda self, run: None),
     ],
 )
