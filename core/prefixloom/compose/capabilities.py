@@ -12,6 +12,7 @@ from typing import Any
 
 import attrs
 
+from ..contract.checks import whole
 from ..contract.composition import Part, TierPart
 from ..contract.manifest import Manifest, TierManifest, Unit, parse_memory
 from ..contract.reach import Reach
@@ -21,7 +22,7 @@ from ..errors import CompositionError
 from ..tiers.consensus import Consensus
 from .binding import bind, check_identity
 from .registry import Registry
-from .sizing import Demand, equal_tokens, from_capacity, sizing_lines, whole
+from .sizing import Demand, equal_tokens, from_capacity, sizing_lines
 
 DEFAULT_PAGE = 16
 

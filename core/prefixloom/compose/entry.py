@@ -20,6 +20,7 @@ import attrs
 
 from ..cache.cache import Cache
 from ..contract.admission import ADMISSIONS, AdmissionPolicy
+from ..contract.checks import whole
 from ..contract.composition import Composition, Part, TierPart
 from ..contract.manifest import LAYOUTS, Layout
 from ..contract.policy import BUILT_IN, EvictionPolicy, missing_methods
@@ -31,7 +32,7 @@ from .build import build
 from .capabilities import gather, paged, rewind_depth, sized_tier
 from .profiles import resolve_profile
 from .registry import Registry, default_registry
-from .sizing import Capacity, Demand, Traffic, sizes_for, whole
+from .sizing import Capacity, Demand, Traffic, sizes_for
 
 log = logging.getLogger("prefixloom")
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import attrs
 
+from ..contract.checks import whole
 from ..contract.composition import Composition, Part
 from ..contract.manifest import Layout, parse_memory
 from ..contract.reach import Reach
@@ -37,13 +38,6 @@ Capacity = int | Mapping[str, int]
 
 Sizes = tuple[dict[str, int], tuple[str, ...]]
 """Pages or states by component, and sentences that explain them."""
-
-
-def whole(value: object, what: str, low: int = 1, unit: str = "") -> int:
-    """Return a value that must be a whole number. ``what``: how the error calls it."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < low:
-        raise CompositionError(f"{what} must be a whole number of at least {low}{unit}, got {value!r}")
-    return value
 
 
 # ---------------------------------------------------------------- the traffic

@@ -6,28 +6,17 @@ anything moves, or after everything has moved. An error of a policy is counted, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 
 import attrs
 
 from ..errors import CompositionError
+from ..keys.tokens import Span
 
 
 @attrs.frozen
 class StateView:
-    """A state as an admission policy sees it: a candidate for the tree, or a state that the tree has.
-
-    ``component``  the name of the component that the state belongs to
-    ``namespace``  the namespace in which it is, or would be, published
-    ``boundary``   the number of tokens that it stands for
-    ``above``      the deepest boundary above it on its path that has a state; 0: there is none
-    ``kept``       the number of boundaries above it that have a state
-    ``at_branch``  whether prompts diverge here, according to the match or to the tree
-    ``last``       whether the sequence ends and this is the deepest state that it leaves
-    ``extra``      the (start, end, key) spans before the boundary that have an extra key
-    ``prompt_end`` whether this is the deepest boundary that the prompt alone could publish: the prompt is what the
-                   sequence was opened with. The tree does not remember it, so ``worth`` sees False
-    """
+    """A state as an admission policy sees it, which the tree has or may take (docs/hooks.md)."""
 
     component: str
     namespace: str
@@ -36,7 +25,7 @@ class StateView:
     kept: int = 0
     at_branch: bool = False
     last: bool = False
-    extra: tuple[tuple[int, int, Hashable], ...] = ()
+    extra: tuple[Span, ...] = ()
     prompt_end: bool = False
 
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 import attrs
 
 from ..errors import CompositionError
 from .admission import AdmissionPolicy
+from .checks import at_least, one_of
 
 Unit = Literal["page", "boundary"]
 
@@ -53,14 +54,6 @@ def _dtype_name(dtype: object) -> str:
     if name not in DTYPE_BYTES:
         raise CompositionError(f"a buffer's dtype must be one of {', '.join(DTYPE_BYTES)}; got {dtype!r}")
     return name
-
-
-def _whole(low: int) -> Callable[[object, attrs.Attribute[int], int], None]:
-    def check(instance: object, attribute: attrs.Attribute[int], value: int) -> None:
-        if not isinstance(value, int) or isinstance(value, bool) or value < low:
-            raise CompositionError(f"{attribute.name} must be a whole number of at least {low}, got {value!r}")
-
-    return check
 
 
 # Typed converters: with a bare ``tuple``, strict type checkers would see no type for the argument.
@@ -120,34 +113,22 @@ class Codec:
 
 @attrs.frozen
 class Manifest:
-    """What a component stores. The unit (page or boundary) follows from its reach; all other facts are here.
-
-    ``tokens_per_slot``  tokens that one slot entry stands for (compressed KV); 1 for plain attention
-    ``page_size``        tokens of a page, if the component needs its own; None: the composition's
-    ``grid``             content is exact, or can be checkpointed, at multiples of this number of tokens
-    ``lookahead``        number of tokens past b on which the content of [.., b) depends
-    ``max_rewind``       tokens that can be taken back; None: as many as are not yet published
-    ``checkpoint_every`` boundary components: tokens between two checkpoints of a running sequence; 0: only the state
-                         at the end is kept
-    ``states_per_path``  boundary components: the most cached states on a path from the root; None: any number
-    ``placement``        "sharded" or "replicated" over tensor and context parallel ranks
-    ``stored_as``        a codec for content in the tree and in lower tiers
-    ``version``          version of the content of a slot; a store's records of another version are not read
-    ``admission``        boundary components: an admission policy or its name; None: the composition's
-    """
+    """What a component stores. The unit (page or boundary) follows from its reach; docs/hooks.md has each fact (M1)."""
 
     buffers: tuple[Buffer, ...] = attrs.field(converter=_buffers)
-    tokens_per_slot: int = attrs.field(default=1, validator=_whole(1))
-    page_size: int | None = None
-    grid: int = attrs.field(default=1, validator=_whole(1))
-    lookahead: int = attrs.field(default=0, validator=_whole(0))
-    max_rewind: int | None = None
-    checkpoint_every: int = attrs.field(default=0, validator=_whole(0))
-    states_per_path: int | None = None
-    placement: Literal["sharded", "replicated"] = "sharded"
+    tokens_per_slot: int = attrs.field(default=1, validator=at_least(1))
+    page_size: int | None = attrs.field(default=None, validator=at_least(1))
+    grid: int = attrs.field(default=1, validator=at_least(1))
+    lookahead: int = attrs.field(default=0, validator=at_least(0))
+    max_rewind: int | None = attrs.field(default=None, validator=at_least(0))
+    checkpoint_every: int = attrs.field(default=0, validator=at_least(0))
+    states_per_path: int | None = attrs.field(default=None, validator=at_least(1))
+    placement: Literal["sharded", "replicated"] = attrs.field(
+        default="sharded", validator=one_of("sharded", "replicated")
+    )
     stored_as: Codec | None = None
     admission: str | AdmissionPolicy | None = None
-    version: int = attrs.field(default=1, validator=_whole(0))
+    version: int = attrs.field(default=1, validator=at_least(0))
 
     def __attrs_post_init__(self) -> None:
         names = [buffer.name for buffer in self.buffers]
@@ -155,16 +136,10 @@ class Manifest:
             raise CompositionError("a manifest needs at least one buffer")
         if len(set(names)) != len(names):
             raise CompositionError(f"buffer names must differ, got {names}")
-        if self.placement not in ("sharded", "replicated"):
-            raise CompositionError(f"placement must be 'sharded' or 'replicated', got {self.placement!r}")
-        if self.admission is not None and not isinstance(self.admission, str | AdmissionPolicy):
+        if not isinstance(self.admission, str | AdmissionPolicy | None):
             raise CompositionError(
                 f"admission must be the name of a policy or an AdmissionPolicy, got {self.admission!r}"
             )
-        for name in ("page_size", "max_rewind", "states_per_path"):
-            value = getattr(self, name)
-            if value is not None:
-                _whole(0 if name == "max_rewind" else 1)(self, getattr(attrs.fields(Manifest), name), value)
 
     @property
     def slot_bytes(self) -> int:
@@ -174,34 +149,20 @@ class Manifest:
 
 @attrs.frozen
 class TierManifest:
-    """A tier below the device. A component with this manifest is a tier and has no data of its own.
-
-    ``capacity``     tokens of every component that it holds, or a mapping by component (tokens, or states)
-    ``memory``       bytes, or a text such as "200GiB", in place of ``capacity``
-    ``write``        when data is copied down: "through": on publication; "selective": after ``hits`` hits; "back":
-                     before the device evicts it
-    ``load_at_least`` the least number of tokens that is worth a load; fewer are recomputed
-    ``layout``       "layer_first", or "page_first": all layers of a slot together. Pages with the same layout on the
-                     device (``compose(layout=...)``) are copied in one piece
-    ``gates``        number of layer groups of a load: a step may run its first layers while the last are still copied
-                     (``Step.gate``). It has an effect where copies run beside the scheduling thread
-    ``overlap``      True: always copy beside the scheduling thread; False: a CPU copies in the scheduling thread while
-                     nothing else is running
-    """
+    """A tier below the device. A component with it has no data of its own; docs/engine.md has each field."""
 
     capacity: int | Mapping[str, int] | None = None
     memory: int | str | None = None
-    write: Literal["through", "selective", "back"] = attrs.field(default="through")
-    hits: int = attrs.field(default=2, validator=_whole(1))
-    load_at_least: int = attrs.field(default=1, validator=_whole(1))
-    layout: Layout = "layer_first"
-    gates: int = attrs.field(default=1, validator=_whole(1))
+    write: Literal["through", "selective", "back"] = attrs.field(
+        default="through", validator=one_of("through", "selective", "back")
+    )
+    hits: int = attrs.field(default=2, validator=at_least(1))
+    load_at_least: int = attrs.field(default=1, validator=at_least(1))
+    layout: Layout = attrs.field(default="layer_first", validator=one_of(*LAYOUTS))
+    gates: int = attrs.field(default=1, validator=at_least(1))
     overlap: bool = False
 
     def __attrs_post_init__(self) -> None:
-        for name, allowed in (("write", ("through", "selective", "back")), ("layout", LAYOUTS)):
-            if getattr(self, name) not in allowed:
-                raise CompositionError(f"{name} must be {' or '.join(map(repr, allowed))}, got {getattr(self, name)!r}")
         if (self.capacity is None) == (self.memory is None):
             raise CompositionError(
                 'say how large the tier is: capacity=<tokens>, a mapping by component, or memory="200GiB"; one of them'

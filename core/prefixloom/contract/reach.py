@@ -5,9 +5,9 @@
 transfers are all derived from these two answers. A reach knows no page, no pool and no component: the core rounds
 outward to pages, once.
 
-The combinators also give their answer in closed form (``shape``), for which the core has fast lanes. A reach written as
-plain Python has no shape, and the core asks ``needs`` and ``until`` instead. Both must be pure: the same question has
-the same answer for good. The core remembers answers, and asks again only for what it had to forget.
+The reaches of attention have ``needs`` in closed form (``shape``). One written as plain Python has no shape, and the
+core asks ``needs`` and ``until`` alone. Both must be pure: the core remembers answers, and asks again only for what it
+had to forget.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from functools import reduce
 import attrs
 
 from ..errors import CompositionError
+from .checks import at_least, whole
 
 Interval = tuple[int, int]
 
@@ -52,11 +53,13 @@ class Reach:
     convex: bool = False
 
     def needs(self, n: int) -> tuple[Interval, ...]:
-        """The intervals of positions that must be present to resume at boundary ``n``."""
-        raise NotImplementedError(f"{type(self).__name__} must define needs(n)")
+        """Return the intervals of positions that must be present to resume at boundary ``n``."""
+        if self.shape is None:
+            raise NotImplementedError(f"{type(self).__name__} must define needs(n)")
+        return merged(((0, min(self.shape.head, n)), (self.shape.tail(n), n)))
 
     def until(self, p: int) -> float:
-        """The last boundary that can need position ``p``."""
+        """Return the last boundary that can need position ``p``."""
         return NEVER
 
     @property
@@ -72,21 +75,12 @@ class Reach:
         return Shift(self, k)
 
 
-def _positive(value: int, what: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise CompositionError(f"{what} must be a whole number of at least 1, got {value!r}")
-    return value
-
-
 @attrs.frozen
 class Path(Reach):
     """The reach of full attention: all positions from 0."""
 
     closed_upward = True
     convex = True
-
-    def needs(self, n: int) -> tuple[Interval, ...]:
-        return ((0, n),) if n else ()
 
     @property
     def shape(self) -> ReachShape:
@@ -100,12 +94,8 @@ class Window(Reach):
     Resuming at n needs ``[n - w + 1, n)``.
     """
 
-    w: int = attrs.field(validator=lambda _, __, v: void(_positive(v, "a window")))
+    w: int = attrs.field(validator=at_least(1, "a window"))
     convex = True
-
-    def needs(self, n: int) -> tuple[Interval, ...]:
-        lo = max(0, n - self.w + 1)
-        return ((lo, n),) if lo < n else ()
 
     def until(self, p: int) -> float:
         return p + self.w - 1
@@ -138,12 +128,8 @@ class Point(Reach):
 class Chunk(Reach):
     """The reach of chunked attention: all positions from the last multiple of ``c``."""
 
-    c: int = attrs.field(validator=lambda _, __, v: void(_positive(v, "a chunk")))
+    c: int = attrs.field(validator=at_least(1, "a chunk"))
     convex = True
-
-    def needs(self, n: int) -> tuple[Interval, ...]:
-        lo = n // self.c * self.c
-        return ((lo, n),) if lo < n else ()
 
     def until(self, p: int) -> float:
         return p // self.c * self.c + self.c - 1
@@ -158,13 +144,9 @@ class Chunk(Reach):
 class Tail(Reach):
     """The reach of compressed KV: the last ``k`` positions of an unfinished group of ``c``."""
 
-    c: int = attrs.field(validator=lambda _, __, v: void(_positive(v, "a group")))
-    k: int = attrs.field(validator=lambda _, __, v: void(_positive(v, "a tail")))
+    c: int = attrs.field(validator=at_least(1, "a group"))
+    k: int = attrs.field(validator=at_least(1, "a tail"))
     convex = True
-
-    def needs(self, n: int) -> tuple[Interval, ...]:
-        lo = max(n // self.c * self.c, n - self.k)
-        return ((lo, n),) if lo < n else ()
 
     def until(self, p: int) -> float:
         return min(p // self.c * self.c + self.c - 1, p + self.k)
@@ -179,11 +161,8 @@ class Tail(Reach):
 class Sinks(Reach):
     """The reach of attention sinks: the first ``s`` positions."""
 
-    s: int = attrs.field(validator=lambda _, __, v: void(_positive(v, "sinks")))
+    s: int = attrs.field(validator=at_least(1, "sinks"))
     convex = True
-
-    def needs(self, n: int) -> tuple[Interval, ...]:
-        return ((0, min(self.s, n)),) if n else ()
 
     def until(self, p: int) -> float:
         return NEVER if p < self.s else p
@@ -273,8 +252,7 @@ class Shift(Reach):
     def __attrs_post_init__(self) -> None:
         if self.base.unit != "page":
             raise CompositionError(f"{self.base!r} belongs to boundaries and cannot be shifted")
-        if not isinstance(self.k, int) or isinstance(self.k, bool) or self.k < 0:
-            raise CompositionError(f"a reach can only be shifted later, by whole tokens, got {self.k!r}")
+        whole(self.k, "the tokens that a reach is shifted later by", 0)
 
     def needs(self, n: int) -> tuple[Interval, ...]:
         return self.base.needs(max(0, n - self.k))
@@ -293,7 +271,3 @@ def merged(spans: Iterable[Interval]) -> tuple[Interval, ...]:
         elif hi > out[-1][1]:
             out[-1] = (out[-1][0], hi)
     return tuple(out)
-
-
-def void(_: object) -> None:
-    """Drop the value of a check, so that an attrs validator returns None."""

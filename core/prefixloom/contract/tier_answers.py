@@ -32,13 +32,7 @@ class Restored:
 
 @attrs.frozen
 class TierStats:
-    """A tier below the device: pages (states) by component, and what was copied so far.
-
-    ``backed_up``, ``dropped`` and ``evicted`` count pages and states: copied down, left out for lack of room or order,
-    gone from the tier. ``restored_tokens`` in so many ``restores``; ``fallbacks`` to a lower boundary; ``failed``
-    copies. Of the store behind it: pages and states that it ``stored`` or ``refused``, and that were ``fetched``;
-    ``to_store``: how much still waits for it or is being written, 0: nothing.
-    """
+    """The figures of a tier below the device, by component in pages or states (docs/engine.md)."""
 
     name: str
     capacity: Mapping[str, int]

@@ -7,19 +7,18 @@ a pool, so it can be kept, compared and printed after the operation that made it
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import attrs
 
 from ..errors import CompositionError
+from ..keys.tokens import Span
+from .checks import at_least, one_of
 from .manifest import Manifest
 from .reach import Interval, Reach
 
 Tier = Literal["device", "host", "storage"]
-
-ExtraKey = tuple[int, int, Hashable]
-"""The positions [start, end), whose content depends on more than their tokens, and the key that stands for it."""
 
 Phase = Literal["backup", "load", "store", "prefetch", "hand_over"]
 
@@ -38,40 +37,27 @@ def _specs(values: Iterable[ComponentSpec]) -> tuple[ComponentSpec, ...]:
 
 
 def _ops(values: Iterable[Op]) -> tuple[Op, ...]:
-    out = tuple(values)
-    for op in out:
+    ops = tuple(values)
+    for op in ops:
         if not isinstance(op, Op):
             raise TypeError(f"ops must be Op values, got {op!r}")
-    return out
+    return ops
 
 
 def _intervals(values: Iterable[Interval]) -> tuple[Interval, ...]:
-    out = tuple(values)
-    for span in out:
+    spans = tuple(values)
+    for span in spans:
         if not isinstance(span, tuple) or len(span) != 2 or not all(isinstance(at, int) for at in span):
             raise TypeError(f"token intervals are (start, end) pairs of whole numbers, got {span!r}")
-    return out
+    return spans
 
 
 def _kept(values: Iterable[Any] | None) -> tuple[Any, ...] | None:
-    """Check ``Claim.keep``: indices of victims, or intervals."""
-    if values is None:
-        return None
-    out = tuple(values)
-    return out if all(isinstance(value, int) for value in out) else _intervals(out)
+    kept = None if values is None else tuple(values)
+    return kept if kept is None or all(isinstance(value, int) for value in kept) else _intervals(kept)
 
 
-def _count(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise TypeError(f"{attribute.name} must be a whole number from 0 up, got {value!r}")
-
-
-def _one_of(*allowed: object) -> Callable[[object, attrs.Attribute[Any], object], None]:
-    def check(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
-        if value not in allowed:
-            raise TypeError(f"{attribute.name} must be {' or '.join(map(repr, allowed))}, got {value!r}")
-
-    return check
+_number = at_least(0, error=TypeError)
 
 
 # ---------------------------------------------------------------- what a plugin offers (cold)
@@ -79,7 +65,7 @@ def _one_of(*allowed: object) -> Callable[[object, attrs.Attribute[Any], object]
 
 @attrs.frozen
 class LayerFacts:
-    """One layer of a model config: its number, its kind (an open string) and its options."""
+    """One layer of a model config (docs/engine.md)."""
 
     index: int
     kind: str
@@ -88,10 +74,7 @@ class LayerFacts:
 
 @attrs.frozen
 class ModelFacts:
-    """A model config under normalised names. ``raw`` is the config itself, for everything that has no field here.
-
-    ``warnings`` say what was assumed because the config leaves it out; they are logged when a cache is composed of it.
-    """
+    """A model config under normalised names (docs/engine.md)."""
 
     model_type: str
     layers: tuple[LayerFacts, ...]
@@ -104,7 +87,7 @@ class ModelFacts:
     warnings: tuple[str, ...] = ()
 
     def widths(self, layer: LayerFacts) -> tuple[int, int, int]:
-        """(heads, K width, V width) of an attention layer: the layer's own values if it has any, else the model's."""
+        """Return (heads, K width, V width) of an attention layer: its own values if it has any, else the model's."""
         if not self.num_attention_heads:
             raise CompositionError(f"layer {layer.index} has attention, and the config has no num_attention_heads")
         k_dim = int(layer.options.get("head_dim") or self.head_dim)
@@ -112,7 +95,7 @@ class ModelFacts:
         return int(layer.options.get("num_key_value_heads") or self.num_key_value_heads), k_dim, v_dim
 
     def owning(self, layers: Sequence[LayerFacts]) -> dict[str, Any]:
-        """Options of an attention component over ``layers``: which layers own entries, which share them, the dtype."""
+        """Return options of an attention component: the layers that own entries, those that share them, the dtype."""
         shared = {layer.index: int(layer.options["kv_owner"]) for layer in layers if "kv_owner" in layer.options}
         owners = tuple(layer.index for layer in layers if layer.index not in shared)
         return {"layers": owners, "dtype": self.dtype, "shared": shared}
@@ -213,7 +196,7 @@ class WalkView:
     start: int = 0
     at_branch: bool = False
     last: bool = False
-    extra: tuple[ExtraKey, ...] = ()
+    extra: tuple[Span, ...] = ()
 
 
 @attrs.frozen
@@ -228,7 +211,7 @@ class NodeView:
     pages: int
     leases: int
     tier: Tier = "device"
-    extra: tuple[ExtraKey, ...] = ()
+    extra: tuple[Span, ...] = ()
 
 
 @attrs.frozen
@@ -237,7 +220,7 @@ class AnchorView:
 
     namespace: str
     boundary: int
-    extra: tuple[ExtraKey, ...] = ()
+    extra: tuple[Span, ...] = ()
 
 
 # ---------------------------------------------------------------- ops
@@ -287,9 +270,9 @@ class Claim:
                 evict_component: indices of the victims to hold back
     """
 
-    need: int = attrs.field(default=0, validator=_count)
+    need: int = attrs.field(default=0, validator=_number)
     ops: tuple[Op, ...] = attrs.field(default=(), converter=_ops)
-    branch: int | None = attrs.field(default=None, validator=attrs.validators.optional(_count))
+    branch: int | None = attrs.field(default=None, validator=_number)
     keep: tuple[Any, ...] | None = attrs.field(default=None, converter=_kept)
 
 
@@ -312,7 +295,7 @@ class Touch:
 class SplitRule:
     """How a boundary cell divides on a split: the child, which ends where the node ended, keeps or drops the state."""
 
-    keep: Literal["child", "drop"] = attrs.field(default="child", validator=_one_of("child", "drop"))
+    keep: Literal["child", "drop"] = attrs.field(default="child", validator=one_of("child", "drop", error=TypeError))
 
 
 @attrs.frozen
@@ -337,7 +320,7 @@ class TransferPlan:
     namespace: str
     boundary: int
     transfers: tuple[Transfer, ...]
-    extra: tuple[ExtraKey, ...] = ()
+    extra: tuple[Span, ...] = ()
 
 
 @attrs.frozen

@@ -1,0 +1,40 @@
+"""Checks of numbers and choices. An error names the argument, what it may be, and what it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+
+from ..errors import CompositionError
+
+Check = Callable[[object, "attrs.Attribute[Any]", Any], None]
+"""A validator of attrs."""
+
+
+def whole(value: object, what: str, low: int = 1, unit: str = "", error: type[Exception] = CompositionError) -> int:
+    """Return ``value``, which must be a whole number of at least ``low``. ``what``: its name in the error."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < low:
+        raise error(f"{what} must be a whole number of at least {low}{unit}, got {value!r}")
+    return value
+
+
+def at_least(low: int, what: str = "", error: type[Exception] = CompositionError) -> Check:
+    """Return a validator of a whole number. A field whose default is None may be None."""
+
+    def check(instance: object, field: attrs.Attribute[object], value: object) -> None:
+        if value is not None or field.default is not None:
+            whole(value, what or field.name, low, error=error)
+
+    return check
+
+
+def one_of(*allowed: object, error: type[Exception] = CompositionError) -> Check:
+    """Return a validator of a field that has one of a few values."""
+
+    def check(instance: object, field: attrs.Attribute[object], value: object) -> None:
+        if value not in allowed:
+            raise error(f"{field.name} must be {' or '.join(map(repr, allowed))}, got {value!r}")
+
+    return check
