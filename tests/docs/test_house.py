@@ -112,7 +112,7 @@ MOST_FILES = 14
 BUDGET: dict[str, int] = {
     "core/prefixloom/keys": 630,
     "core/prefixloom/storage": 720,
-    "core/prefixloom/contract": 2_210,
+    "core/prefixloom/contract": 2_020,
     "core/prefixloom/device": 2_890,
     "core/prefixloom/tree": 3_000,
     "core/prefixloom/operations": 3_610,
@@ -128,7 +128,7 @@ BUDGET: dict[str, int] = {
     "plugins/policies": 870,
 }
 """The most lines of a room of the library (0090). A change that needs more says so here, and why in its message."""
-MOST_ANY = 485
+MOST_ANY = 410
 """Uses of ``Any`` in the library: a type that nobody has found yet."""
 FACES = {"__init__", "__main__", "conformance", "suites", "pytest_plugin", "pytest_suite", "adapter"}
 """Files beside the rooms, which hand names on: they stand above all rooms of their package."""

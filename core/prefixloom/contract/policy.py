@@ -21,13 +21,15 @@ class Guest(Link):
 
     __slots__ = ("cell", "node")
 
-    def __init__(self, cell: Any) -> None:
+    cell: Link | None
+
+    def __init__(self, cell: Link) -> None:
         self.cell = cell
         self.node = cell.node
         self.prev = self.next = None
 
 
-class WatchedQueue(ListQueue):
+class WatchedQueue(ListQueue[Link]):
     """A third-party eviction queue under supervision: once it raises or gives an impossible answer, eviction goes on
     by last use.
 
@@ -37,55 +39,52 @@ class WatchedQueue(ListQueue):
 
     __slots__ = ("_guests", "_name", "_queue")
 
-    def __init__(self, name: str, queue: Queue) -> None:
+    def __init__(self, name: str, queue: Queue[Guest]) -> None:
         super().__init__()
         self._name = name
-        self._queue: Queue | None = queue
-        self._guests: dict[Any, Guest] = {}
+        self._queue: Queue[Guest] | None = queue
+        self._guests: dict[Link, Guest] = {}
 
     @property
-    def remembered(self) -> Iterable[Any]:
+    def remembered(self) -> Iterable[Link]:
         return self._guests
 
-    def add(self, cell: Any) -> None:
+    def add(self, cell: Link) -> None:
         super().add(cell)
         self._forward("add", cell)
 
-    def add_first(self, cell: Any) -> None:
+    def add_first(self, cell: Link) -> None:
         super().add_first(cell)
         self._forward("add_first", cell)
 
-    def remove(self, cell: Any) -> None:
+    def remove(self, cell: Link) -> None:
         super().remove(cell)
         self._forward("remove", cell)
 
-    def drop(self, cell: Any) -> None:
-        self.remove(cell)
-
-    def touch(self, cell: Any) -> None:
+    def touch(self, cell: Link) -> None:
         super().touch(cell)
         self._forward("touch", cell)
 
-    def forget(self, cell: Any) -> None:
+    def forget(self, cell: Link) -> None:
         guest = self._guests.get(cell)
         if guest is not None:
             self._forward("forget", cell)
             self._guests.pop(cell, None)
             guest.cell = guest.node = None  # a queue that keeps the guest must not keep the cell alive
 
-    def inherit(self, upper: Any, lower: Any, linked: bool) -> None:
+    def inherit(self, upper: Link, lower: Link, linked: bool) -> None:
         super().inherit(upper, lower, linked)
         if lower in self._guests:
             self._forward("inherit", upper, self._guests[lower], linked)
 
-    def pop(self) -> Any:
+    def pop(self) -> Link | None:
         if self._queue is None:
             return super().pop()
         try:
             guest = self._queue.pop()
             if guest is None and self.empty:
                 return None
-            cell = getattr(guest, "cell", None)
+            cell: Link | None = getattr(guest, "cell", None)
             if cell is None or self._guests.get(cell) is not guest or cell.next is None:
                 raise LookupError("pop() gave a cell that does not stand in the queue")
         except BaseException as error:
@@ -94,7 +93,7 @@ class WatchedQueue(ListQueue):
         super().remove(cell)
         return cell
 
-    def _forward(self, method: str, cell: Any, *more: Any) -> None:
+    def _forward(self, method: str, cell: Link, *more: object) -> None:
         """Call ``method`` of the third-party queue with the guest for ``cell``."""
         if self._queue is None:
             return

@@ -9,9 +9,10 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, Generic
 
 import attrs
+from typing_extensions import TypeVar
 
 
 class Link:
@@ -21,6 +22,8 @@ class Link:
 
     prev: Any
     next: Any
+    node: Any
+    """The tree's node that the cell belongs to."""
 
 
 class End(Link):
@@ -34,72 +37,75 @@ class End(Link):
     below = 1
 
 
-class Queue:
+L = TypeVar("L", bound=Link, default=Any)
+"""The cells of a queue."""
+
+
+class Queue(Generic[L]):
     """The order of eviction among the cells of one component."""
 
     __slots__ = ()
 
-    def add(self, cell: Any) -> None:
+    def add(self, cell: L) -> None:
         """Enter a cell that was used just now and may be evicted from now on."""
         raise NotImplementedError
 
-    def add_first(self, cell: Any) -> None:
+    def add_first(self, cell: L) -> None:
         """Enter a cell that may be evicted, and should be evicted next."""
         raise NotImplementedError
 
-    def remove(self, cell: Any) -> None:
-        """Take out a cell, which is in the queue: it may not be evicted any more, or it is a state that goes before
-        all that stand in the queue.
-        """
+    def remove(self, cell: L) -> None:
+        """Take out a cell, which is in the queue."""
         raise NotImplementedError
 
-    def pop(self) -> Any:
+    def pop(self) -> L | None:
         """Take out the next cell to evict and return it; None if the queue is empty."""
         raise NotImplementedError
 
-    def forget(self, cell: Any) -> None:
+    def forget(self, cell: L) -> None:
         """Forget a cell that is gone for good."""
 
-    def drop(self, cell: Any) -> None:
-        """``remove`` a cell that is gone for good. Its links need not be reset."""
-        self.remove(cell)
-
-    def inherit(self, upper: Any, lower: Any, linked: bool) -> None:
+    def inherit(self, upper: L, lower: L, linked: bool) -> None:
         """Give ``upper``, which was split off ``lower``, the same history; if ``linked``, enter it behind ``lower``."""
         raise NotImplementedError
 
-    def touch(self, cell: Any) -> None:
+    def touch(self, cell: L) -> None:
         """Note that a cell, which is in the queue, was used just now."""
         self.remove(cell)
         self.add(cell)
 
     # The core alone uses what follows, and only of the queues that this project defines.
-    def before(self) -> Queue:
+    def before(self) -> Queue[Any]:
         """Make the queue of what is evicted before all that stands here."""
         return ListQueue()
 
-    def due(self) -> Iterable[Any]:
-        """What stands in the queue, in the order in which it is evicted; for queues that ``before`` makes."""
+    def due(self) -> Iterable[L]:
+        """Return what stands in a queue that ``before`` made, in the order of eviction."""
         return self
+
+    @property
+    def empty(self) -> bool:
+        """Whether no cell stands in the queue."""
+        raise NotImplementedError
 
     def count(self, namespace: str, pages: int) -> None:
         """Note that the tree has so many pages (or states) more of ``namespace``."""
 
-    def going(self, cell: Any, pages: int) -> None:
+    def going(self, cell: L, pages: int) -> None:
         """Note that a cell that was popped goes soon, with so many pages, unless it is added again."""
 
     # Debug mode alone uses what follows.
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[L]:
         """What stands in the queue, in any order."""
         raise NotImplementedError
 
     @property
-    def remembered(self) -> Iterable[Any]:
+    def remembered(self) -> Iterable[L]:
         """The cells whose history is known, whether they stand in the queue or not."""
         return ()
 
 
-class ListQueue(Queue):
+class ListQueue(Queue[L]):
     """A queue with the least recently used cell first: an intrusive list, every operation O(1)."""
 
     __slots__ = ("_end",)
@@ -112,40 +118,35 @@ class ListQueue(Queue):
     def empty(self) -> bool:
         return self._end.next is self._end
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[L]:
         cell = self._end.next
         while cell is not self._end:
             yield cell
             cell = cell.next
 
-    def add(self, cell: Any) -> None:
+    def add(self, cell: L) -> None:
         end = self._end
         last = end.prev
         cell.prev = last
         cell.next = end
         last.next = end.prev = cell
 
-    def add_first(self, cell: Any) -> None:
+    def add_first(self, cell: L) -> None:
         end = self._end
         first = end.next
         cell.prev = end
         cell.next = first
         first.prev = end.next = cell
 
-    def remove(self, cell: Any) -> None:
+    def remove(self, cell: L) -> None:
         before, after = cell.prev, cell.next
         before.next = after
         after.prev = before
         cell.prev = cell.next = None
 
-    def drop(self, cell: Any) -> None:
-        before, after = cell.prev, cell.next
-        before.next = after
-        after.prev = before
-
-    def pop(self) -> Any:
+    def pop(self) -> L | None:
         end = self._end
-        cell = end.next
+        cell: L = end.next
         if cell is end:
             return None
         after = cell.next
@@ -154,22 +155,12 @@ class ListQueue(Queue):
         cell.next = None
         return cell
 
-    def touch(self, cell: Any) -> None:
-        end = self._end
-        before, after = cell.prev, cell.next
-        before.next = after
-        after.prev = before
-        last = end.prev
-        cell.prev = last
-        cell.next = end
-        last.next = end.prev = cell
-
     def __del__(self) -> None:
         end = getattr(self, "_end", None)  # None: an interrupt came while it was made
         if end is not None:
             end.prev = end.next = None  # an empty list is a cycle
 
-    def inherit(self, upper: Any, lower: Any, linked: bool) -> None:
+    def inherit(self, upper: L, lower: L, linked: bool) -> None:
         if linked:
             after = lower.next
             upper.prev = lower
@@ -195,10 +186,12 @@ class Use:
     priority: int
 
 
-class KeyedQueue(Queue):
-    """A queue in the order of a key, smallest first, and of equals the one that came first.
+Entry = tuple[int, Any, int, L]
+"""Of a heap: 0 where the cell goes before those with a key, its key, when it came, and the cell."""
 
-    It is a heap with lazy deletion, O(log n).
+
+class KeyedQueue(Queue[L]):
+    """A queue in the order of a key, smallest first, and of equals the one that came first: a heap, O(log n).
 
     A cell that leaves the queue keeps its entry in the heap, and uses it again if it comes back with the same key.
     """
@@ -207,21 +200,25 @@ class KeyedQueue(Queue):
 
     def __init__(self, key: Callable[[Use], Any]) -> None:
         self._key = key
-        self._use: dict[Any, Use] = {}
-        self._heap: list[tuple[int, Any, int, Any]] = []
-        self._entries: dict[Any, tuple[int, Any, int, Any]] = {}  # the newest of each cell that is in the heap
+        self._use: dict[L, Use] = {}
+        self._heap: list[Entry[L]] = []
+        self._entries: dict[L, Entry[L]] = {}  # the newest of each cell that is in the heap
         self._tick = 0
         self.standing = 0
         """How many cells stand in the queue."""
 
-    def __iter__(self) -> Iterator[Any]:
+    @property
+    def empty(self) -> bool:
+        return not self.standing
+
+    def __iter__(self) -> Iterator[L]:
         return (cell for _, _, tick, cell in self._heap if cell.next is self and cell.prev == tick)
 
     @property
-    def remembered(self) -> Iterable[Any]:
+    def remembered(self) -> Iterable[L]:
         return {**self._use, **self._entries}
 
-    def _enter(self, cell: Any, rank: int) -> None:
+    def _enter(self, cell: L, rank: int) -> None:
         self._tick += 1
         use = self._use.get(cell)
         if use is None:
@@ -245,21 +242,21 @@ class KeyedQueue(Queue):
             self._entries = {entry[3]: entry for entry in self._heap}
             heapq.heapify(self._heap)
 
-    def add(self, cell: Any) -> None:
+    def add(self, cell: L) -> None:
         use = self._use.get(cell)
         if use is not None:
             use.last = self._tick + 1
             use.uses += 1
         self._enter(cell, 1)
 
-    def add_first(self, cell: Any) -> None:
+    def add_first(self, cell: L) -> None:
         self._enter(cell, 0)
 
-    def remove(self, cell: Any) -> None:
+    def remove(self, cell: L) -> None:
         self.standing -= 1
         cell.prev = cell.next = None
 
-    def pop(self) -> Any:
+    def pop(self) -> L | None:
         while self._heap:
             _, _, tick, cell = heapq.heappop(self._heap)
             newest = self._entries.get(cell)
@@ -270,11 +267,11 @@ class KeyedQueue(Queue):
                 return cell
         return None
 
-    def forget(self, cell: Any) -> None:
+    def forget(self, cell: L) -> None:
         self._use.pop(cell, None)
         self._entries.pop(cell, None)
 
-    def inherit(self, upper: Any, lower: Any, linked: bool) -> None:
+    def inherit(self, upper: L, lower: L, linked: bool) -> None:
         use = self._use.get(lower)
         if use is not None:
             cut = upper.node.end
@@ -289,7 +286,7 @@ KEPT_TURNS = 8
 the queue when it began."""
 
 
-class RankedQueue(KeyedQueue):
+class RankedQueue(KeyedQueue[L]):
     """A queue with the lowest rank first, and the least recently used first within a rank.
 
     A rank above 0 ends when the cell was not used for ``KEPT_TURNS`` turns. Otherwise what was wanted once would stay
@@ -301,28 +298,28 @@ class RankedQueue(KeyedQueue):
     def __init__(self, rank: Callable[[Use], int]) -> None:
         began = self._began = deque([0], KEPT_TURNS)
         """When the last turns began. What was used last before the first of them has no rank above 0 any more."""
-        self._kept: OrderedDict[Any, None] = OrderedDict()
+        self._kept: OrderedDict[L, None] = OrderedDict()
         """The cells with a rank above 0, by last use. After a split the upper half is last: its rank may end late."""
         self._left = 0  # how many more evictions the turn has
         self._rank = rank
         super().__init__(lambda use: (min(rank(use), 0) if use.last <= began[0] else rank(use), use.last))
 
-    def add(self, cell: Any) -> None:
+    def add(self, cell: L) -> None:
         super().add(cell)
         self._kept.pop(cell, None)
         if self._rank(self._use[cell]) > 0:
             self._kept[cell] = None
 
-    def forget(self, cell: Any) -> None:
+    def forget(self, cell: L) -> None:
         super().forget(cell)
         self._kept.pop(cell, None)
 
-    def inherit(self, upper: Any, lower: Any, linked: bool) -> None:
+    def inherit(self, upper: L, lower: L, linked: bool) -> None:
         super().inherit(upper, lower, linked)
         if lower in self._kept:
             self._kept[upper] = None
 
-    def pop(self) -> Any:
+    def pop(self) -> L | None:
         if not self._left:
             self._begin_turn()
         cell = super().pop()

@@ -13,7 +13,7 @@ from itertools import chain
 from typing import Any
 
 from .identity import plain_name
-from .queues import ListQueue, Queue
+from .queues import Link, ListQueue, Queue
 
 
 def owner_of(namespace: str) -> str:
@@ -21,59 +21,46 @@ def owner_of(namespace: str) -> str:
     return plain_name(namespace).partition("/")[0]
 
 
-class _Owned(Queue):
-    """A queue for each owner. ``standing``: how many cells stand there."""
+class _Owned(Queue[Link]):
+    """A queue for each owner."""
 
-    __slots__ = ("_make", "_owners", "_queues", "standing")
+    __slots__ = ("_make", "_owners", "queues")
 
-    def __init__(self, make: Callable[[], Queue]) -> None:
+    def __init__(self, make: Callable[[], Queue[Link]]) -> None:
         self._make = make
-        self._owners: dict[Any, str] = {}
-        self._queues: dict[str, Queue] = {}
-        self.standing: Counter[str] = Counter()
+        self._owners: dict[Link, str] = {}
+        self.queues: dict[str, Queue[Link]] = {}
 
-    def _owner(self, cell: Any) -> str:
+    def _of(self, cell: Link) -> Queue[Link]:
         owner = self._owners.get(cell)
         if owner is None:
             root = cell.node
             while root.parent is not None:
                 root = root.parent
             owner = self._owners[cell] = owner_of(root.namespace)
-        return owner
-
-    def _of(self, owner: str) -> Queue:
-        queue = self._queues.get(owner)
+        queue = self.queues.get(owner)
         if queue is None:
-            queue = self._queues[owner] = self._make()
+            queue = self.queues[owner] = self._make()
         return queue
 
-    def add(self, cell: Any) -> None:
-        owner = self._owner(cell)
-        self._of(owner).add(cell)
-        self.standing[owner] += 1
+    def add(self, cell: Link) -> None:
+        self._of(cell).add(cell)
 
-    def add_first(self, cell: Any) -> None:
-        owner = self._owner(cell)
-        self._of(owner).add_first(cell)
-        self.standing[owner] += 1
+    def add_first(self, cell: Link) -> None:
+        self._of(cell).add_first(cell)
 
-    def remove(self, cell: Any) -> None:
-        owner = self._owner(cell)
-        self.standing[owner] -= 1
-        self._queues[owner].remove(cell)
+    def remove(self, cell: Link) -> None:
+        self._of(cell).remove(cell)
 
-    def touch(self, cell: Any) -> None:
-        self._queues[self._owner(cell)].touch(cell)
+    def touch(self, cell: Link) -> None:
+        self._of(cell).touch(cell)
 
-    def _pop_of(self, owner: str | None) -> Any:
-        if owner is None or not self.standing[owner]:
-            return None
-        self.standing[owner] -= 1
-        return self._queues[owner].pop()
+    def __iter__(self) -> Iterator[Link]:
+        return chain.from_iterable(self.queues.values())
 
-    def __iter__(self) -> Iterator[Any]:
-        for queue in self._queues.values():
-            yield from queue
+    def having(self) -> list[str]:
+        """Return the owners that have cells here."""
+        return [owner for owner, queue in self.queues.items() if not queue.empty]
 
 
 class SharedQueue(_Owned):
@@ -83,64 +70,65 @@ class SharedQueue(_Owned):
     ``running``  by owner, those that its running sequences have beside
     """
 
-    __slots__ = ("_before", "_going", "_shares", "held", "running")
+    __slots__ = ("_going", "_shares", "held", "running")
 
-    def __init__(self, make: Callable[[], Queue], shares: Mapping[str, float]) -> None:
+    def __init__(self, make: Callable[[], Queue[Link]], shares: Mapping[str, float]) -> None:
         super().__init__(make)
         self._shares = shares
-        self._before: BeforeOthers | None = None
-        self._going: dict[Any, int] = {}
+        self._going: dict[Link, int] = {}
         self.held: Counter[str] = Counter()
         self.running: Counter[str] = Counter()
 
     def before(self) -> BeforeOthers:
-        self._before = BeforeOthers(self)
-        return self._before
+        return BeforeOthers(self)
 
     def count(self, namespace: str, pages: int) -> None:
         self.held[owner_of(namespace)] += pages
 
     def next_owner(self, held: Mapping[str, int], more: Iterable[str] = ()) -> str | None:
         """Return the owner that keeps most for its share, of those that have a cell here and of ``more``."""
-        having = chain((owner for owner, cells in self.standing.items() if cells), more)
         running, shares = self.running, self._shares
-        return max(having, key=lambda owner: (held[owner] + running[owner]) / shares.get(owner, 1.0), default=None)
+        return max(
+            chain(self.having(), more),
+            key=lambda owner: (held[owner] + running[owner]) / shares.get(owner, 1.0),
+            default=None,
+        )
 
     # ------------------------------------------------------------ cells
-    def add(self, cell: Any) -> None:
+    def add(self, cell: Link) -> None:
         self._went(cell)
         super().add(cell)
 
-    def pop(self) -> Any:
-        return self._pop_of(self.next_owner(self.held))
+    def pop(self) -> Link | None:
+        owner = self.next_owner(self.held)
+        return None if owner is None else self.queues[owner].pop()
 
-    def going(self, cell: Any, pages: int) -> None:
+    def going(self, cell: Link, pages: int) -> None:
         self._going[cell] = pages
         self.held[self._owners[cell]] -= pages
 
-    def forget(self, cell: Any) -> None:
-        self._went(cell)
-        owner = self._owners.pop(cell, None)
-        if owner is not None:
-            self._of(owner).forget(cell)
-            if not self.held[owner] and not self.standing[owner]:  # else the owners that ever were would be remembered
-                del self.held[owner], self.standing[owner], self._queues[owner]
-
-    def _went(self, cell: Any) -> None:
-        """``cell``, if it was going, has gone and was counted, or it stays."""
+    def _went(self, cell: Link) -> None:
+        """Count the pages of ``cell`` again, if it was going: it has gone and was counted, or it stays."""
         if cell in self._going:
             self.held[self._owners[cell]] += self._going.pop(cell)
 
-    def inherit(self, upper: Any, lower: Any, linked: bool) -> None:
-        owner = self._owners.get(lower)
-        if owner is not None:
-            self._owners[upper] = owner
-            self._queues[owner].inherit(upper, lower, linked)
-            self.standing[owner] += linked
+    def forget(self, cell: Link) -> None:
+        self._went(cell)
+        if cell in self._owners:
+            queue = self._of(cell)
+            queue.forget(cell)
+            owner = self._owners.pop(cell)
+            if not self.held[owner] and queue.empty:  # else the owners that ever were would be remembered
+                del self.held[owner], self.queues[owner]
+
+    def inherit(self, upper: Link, lower: Link, linked: bool) -> None:
+        if lower in self._owners:
+            self._owners[upper] = self._owners[lower]
+            self._of(lower).inherit(upper, lower, linked)
 
     @property
-    def remembered(self) -> Iterable[Any]:
-        return [*self._owners, *(cell for queue in self._queues.values() for cell in queue.remembered)]
+    def remembered(self) -> Iterable[Link]:
+        return [*self._owners, *(cell for queue in self.queues.values() for cell in queue.remembered)]
 
 
 class BeforeOthers(_Owned):
@@ -152,27 +140,31 @@ class BeforeOthers(_Owned):
         super().__init__(ListQueue)
         self._shared = shared
 
-    def remove(self, cell: Any) -> None:
+    def remove(self, cell: Link) -> None:
         super().remove(cell)
         self._forget_owner_of(cell)
 
-    def pop(self) -> Any:
-        cell = self._pop_of(self._shared.next_owner(self._shared.held, self.standing))
+    def pop(self) -> Link | None:
+        having = self.having()
+        owner = self._shared.next_owner(self._shared.held, having)
+        cell = self.queues[owner].pop() if owner in having else None
         if cell is not None:
             self._forget_owner_of(cell)
         return cell
 
-    def _forget_owner_of(self, cell: Any) -> None:
+    def _forget_owner_of(self, cell: Link) -> None:
         owner = self._owners.pop(cell)
-        if not self.standing[owner]:  # else the owners that ever were would be remembered
-            del self.standing[owner], self._queues[owner]
+        if self.queues[owner].empty:  # else the owners that ever were would be remembered
+            del self.queues[owner]
 
     def due(self) -> Iterator[Any]:
-        """What goes before the next cell of the shared queue has to. The entries here say their ``pages``."""
-        held, left = self._shared.held.copy(), self.standing.copy()
-        queues = {owner: iter(queue) for owner, queue in self._queues.items()}
-        while (owner := self._shared.next_owner(held, +left)) is not None and left[owner]:
-            link = next(queues[owner])
-            left[owner] -= 1
+        """Yield what goes before the next cell of the shared queue has to. The entries here say their ``pages``."""
+        held = self._shared.held.copy()
+        queues: dict[str, Iterator[Any]] = {owner: iter(self.queues[owner]) for owner in self.having()}
+        first = {owner: next(links) for owner, links in queues.items()}
+        while (owner := self._shared.next_owner(held, first)) in first:
+            link = first.pop(owner)
             held[owner] -= link.pages
             yield link
+            if (link := next(queues[owner], None)) is not None:
+                first[owner] = link

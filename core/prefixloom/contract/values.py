@@ -173,20 +173,18 @@ class Component:
         return f"<{type(self).__name__} {self.name!r}: {self.reach!r}>"
 
 
-# ---------------------------------------------------------------- what a plugin is shown (read-only)
+# ---------------------------------------------------------------- what a plugin is shown (read-only; ``extra``: H12)
 
 
 @attrs.frozen
 class WalkView:
     """A match or a publication as a hook sees it.
 
-    ``boundary``    the boundary in question
     ``key_tokens``  number of tokens that the key can name
     ``walked``      number of tokens for which the key agrees with the tree
     ``start``       where the part in question begins: 0 for a match, the last published boundary for an insert
     ``at_branch``   whether prompts diverge at the boundary
     ``last``        whether the sequence ends with this publication
-    ``extra``       the (start, end, key) spans of the tokens that were named with an extra key
     """
 
     namespace: str
@@ -201,10 +199,7 @@ class WalkView:
 
 @attrs.frozen
 class NodeView:
-    """A node as a hook sees it: its tokens [start, end), counted from the root, and what one component keeps there.
-
-    ``extra`` are the spans of these tokens that have an extra key, cut off where the node is.
-    """
+    """A node as a hook sees it: its tokens [start, end), counted from the root, and what one component keeps there."""
 
     start: int
     end: int
@@ -216,7 +211,7 @@ class NodeView:
 
 @attrs.frozen
 class AnchorView:
-    """A boundary that a lease is about to cover. ``extra`` are the spans before it that have an extra key."""
+    """A boundary that a lease is about to cover."""
 
     namespace: str
     boundary: int
@@ -230,16 +225,9 @@ class AnchorView:
 class Op:
     """Work on slots that the forward stream runs exactly once in a step, before the layers or ``after`` them.
 
-    ``component`` is the one that answers with the op. ``sequence`` is the number of a view in the batch; a claim leaves
-    it out, because its op belongs to the sequence that is opened. ``dst`` and ``src`` name places of this sequence: a
-    token position stands for the page that holds it; of a state, 0 is the running state and k the state after k tokens
-    of the last small step. ``dst`` names what the sequence owns, ``src`` also what it reads of the tree. A span of one
-    slot that was minted of the component's pool is a place, too. The core turns places into slot numbers when it runs
-    the op; ``run_forward_op`` and ``step.ops`` show these.
-
-    The core runs the kinds ``copy``, ``clear``, and ``track``, a copy after the layers; any other kind goes to the
-    component's ``run_forward_op``. With a ``selector``, an int tensor that may lie on the device, each of ``src`` is a
-    tuple of places, and the selector says which of them is copied.
+    ``component`` is the one that answers with the op, ``sequence`` the number of a view in the batch. ``dst`` and
+    ``src`` name places of this sequence, and the core turns them into slots when it runs the op: docs/hooks.md, H11.
+    With a ``selector``, an int tensor that may lie on the device, each of ``src`` is a tuple of places to choose from.
     """
 
     kind: str
@@ -311,10 +299,7 @@ class Transfer:
 
 @attrs.frozen
 class TransferPlan:
-    """The transfers of one operation between two tiers. ``boundary`` is the deepest end of any of them.
-
-    ``extra`` are the spans before it that have an extra key.
-    """
+    """The transfers of one operation between two tiers. ``boundary`` is the deepest end of any of them."""
 
     phase: Phase
     namespace: str

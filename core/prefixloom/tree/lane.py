@@ -319,7 +319,7 @@ class Lane(Generic[C, H]):
             going.append(cell)
         gone: list[Any] = []
         for cell in going:
-            self.queue_of(cell).drop(cell)
+            self.queue_of(cell).remove(cell)
             self._leave(cell)
             self._detach(cell, cell.node, gone)
         if gone:

@@ -127,7 +127,7 @@ class PartialLane(PageLane[PartialCover, RetainedHolding]):
     def _drop_slack(self, cell: PartialCell) -> None:
         slack = cell.slack
         if slack is not None:
-            self.slack.drop(slack)
+            self.slack.remove(slack)
             self._forget_slack(cell, slack)
 
     def _forget_slack(self, cell: PartialCell, slack: SlackLink) -> None:
@@ -146,7 +146,7 @@ class PartialLane(PageLane[PartialCover, RetainedHolding]):
             slack = cell.slack
             assert slack is not None
             emptied.append(cell.node)
-            self.slack.drop(slack)
+            self.slack.remove(slack)
             got += self._cut_slack(slack)
         return got
 
