@@ -34,7 +34,7 @@ def agreeing(rank: int, ranks: int) -> None:
         [{}, {}, {}],
         [{1: 5}, {}, {1: 5, 2: 6}],
         [{1: 5, 3: 9}, {1: 4, 2: 7, 3: 0}, {3: 9, 2: 6, 1: 8}],
-        [{n: n for n in range(ROOM * (1 + 2 * r))} for r in range(3)],
+        [{n: n for n in range(ROOM // 8 * (1 + 2 * r))} for r in range(3)],
         [{2**60: 2**61}] * 3,
     ]
     for done in rounds:

@@ -5,85 +5,71 @@ only on the calls. What depends on time (a read that is over, a timeout, a rate,
 enters as the completion of a *ticket*, with the amount that arrived. A completion counts when all ranks have it: at the
 same poll on every rank, with the least amount of any rank. Sizes and settings are agreed on when a cache is composed.
 
-A consensus does not know what a ticket stands for. Its calls are collective: every rank makes the same calls in the
-same order.
+A consensus does not know what a ticket stands for.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+import struct
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, TypeVar
 
-from ..errors import CompositionError, InputError, ProtocolError, RankError
+from ..errors import CompositionError, ProtocolError, RankError
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.distributed import ProcessGroup
+
+V = TypeVar("V", int, str)
 
 
-class Consensus(Protocol):
-    """The collective calls by which ranks agree."""
+class Consensus:
+    """The calls by which ranks agree. Every rank makes the same calls in the same order."""
+
+    def exchange(self, call: str, values: Mapping[str, V]) -> list[dict[str, V]]:
+        """Return the values of each rank, after all ranks have made the same call."""
+        raise NotImplementedError
 
     def agree(self, done: Mapping[int, int]) -> dict[int, int]:
-        """Return the tickets that are done on all ranks, with the least amount that arrived on any rank.
+        """Return the tickets that are done on all ranks, in their order, with the least amount of any rank.
 
         ``done`` has the tickets that are done on this rank, with the amount that arrived.
         """
+        by_rank = self.exchange("agree", {str(ticket): amount for ticket, amount in done.items()})
+        common = set(by_rank[0]).intersection(*by_rank[1:])
+        return {int(ticket): min(amounts[ticket] for amounts in by_rank) for ticket in sorted(common, key=int)}
 
     def agree_min(self, values: Mapping[str, int]) -> dict[str, int]:
         """Return the least of each value over all ranks. It raises ``RankError`` if the names differ."""
+        by_rank = self.exchange("agree_min", values)
+        for rank, theirs in enumerate(by_rank):
+            different = sorted(theirs.keys() ^ by_rank[0].keys())
+            if different:
+                raise RankError(f"ranks 0 and {rank} do not have the same: only one of them has {', '.join(different)}")
+        return {name: min(theirs[name] for theirs in by_rank) for name in by_rank[0]}
 
     def agree_same(self, values: Mapping[str, str]) -> None:
         """Raise ``RankError`` if a value is not the same on all ranks."""
+        by_rank = self.exchange("agree_same", values)
+        first = by_rank[0]
+        for rank, theirs in enumerate(by_rank):
+            for name in sorted(theirs.keys() | first.keys()):
+                if theirs.get(name) != first.get(name):
+                    raise RankError(
+                        f"{name} is {first.get(name)!r} on rank 0 and {theirs.get(name)!r} on rank {rank}: start all "
+                        f"ranks with the same"
+                    )
 
 
-class LocalConsensus:
+class LocalConsensus(Consensus):
     """The consensus of a single rank."""
 
-    def agree(self, done: Mapping[int, int]) -> dict[int, int]:
-        return done_everywhere([done])
-
-    def agree_min(self, values: Mapping[str, int]) -> dict[str, int]:
-        return least([values])
-
-    def agree_same(self, values: Mapping[str, str]) -> None:
-        check_same([values])
-
-
-# ---------------------------------------------------------------- results, from the values of all ranks
-
-
-def done_everywhere(by_rank: Sequence[Mapping[int, int]]) -> dict[int, int]:
-    """The tickets that are done on all ranks, in their order, with the least amount."""
-    common = set(by_rank[0]).intersection(*by_rank[1:])
-    return {ticket: min(done[ticket] for done in by_rank) for ticket in sorted(common)}
-
-
-def least(by_rank: Sequence[Mapping[str, int]]) -> dict[str, int]:
-    """The least of each value."""
-    for rank, values in enumerate(by_rank):
-        different = sorted(values.keys() ^ by_rank[0].keys())
-        if different:
-            raise RankError(f"ranks 0 and {rank} do not have the same: only one of them has {', '.join(different)}")
-    return {name: min(values[name] for values in by_rank) for name in by_rank[0]}
-
-
-def check_same(by_rank: Sequence[Mapping[str, str]]) -> None:
-    """Raise ``RankError`` if the ranks' values differ."""
-    first = by_rank[0]
-    for rank, values in enumerate(by_rank):
-        for name in sorted(values.keys() | first.keys()):
-            if values.get(name) != first.get(name):
-                raise RankError(
-                    f"{name} is {first.get(name)!r} on rank 0 and {values.get(name)!r} on rank {rank}: start all "
-                    f"ranks with the same"
-                )
-
-
-# ---------------------------------------------------------------- completions
+    def exchange(self, call: str, values: Mapping[str, V]) -> list[dict[str, V]]:
+        return [dict(values)]
 
 
 class Completions:
@@ -118,7 +104,7 @@ class Completions:
             self._done[ticket] = amount
 
     def poll(self) -> dict[int, int]:
-        """The tickets that became done on all ranks since the last poll, in their order, with their amounts.
+        """Return the tickets that became done on all ranks since the last poll, in their order, with their amounts.
 
         Without an open ticket no collective call is made.
         """
@@ -140,24 +126,16 @@ class Completions:
             return tuple(sorted(self._open))
 
 
-def pairs_of(numbers: Iterable[int]) -> dict[int, int]:
-    """Return {ticket: amount} from a flat list of tickets, each followed by its amount."""
-    flat = list(numbers)
-    return dict(zip(flat[::2], flat[1::2], strict=True))
-
-
 # ---------------------------------------------------------------- a group of torch.distributed
 
-ROOM = 125
-"""The most numbers in the first exchange of a call: with its head it is 1 KiB per rank."""
-
-MOST = 1 << 18
-"""The most numbers in one call. If there are more, the oldest tickets go first."""
+HEAD = struct.Struct("<qqq")
+ROOM = 1000
+"""The most bytes of values in the first exchange of a call: with its head it is 1 KiB per rank."""
 
 CALLS = ("agree", "agree_min", "agree_same")
 
 
-class GroupConsensus:
+class GroupConsensus(Consensus):
     """The consensus of a gloo ``group`` of ``torch.distributed``; None: the default group.
 
     Every call is one ``all_gather`` of a small tensor of fixed size; if the values of a rank do not fit, all ranks make
@@ -166,7 +144,7 @@ class GroupConsensus:
     may have got values that this one did not.
     """
 
-    def __init__(self, group: Any = None, timeout: float = 30.0) -> None:
+    def __init__(self, group: ProcessGroup | None = None, timeout: float = 30.0) -> None:
         import torch.distributed as dist
 
         if not dist.is_initialized():
@@ -183,35 +161,12 @@ class GroupConsensus:
         self._calls = 0
         self._broken: RankError | None = None
 
-    def agree(self, done: Mapping[int, int]) -> dict[int, int]:
-        oldest = sorted(done)[: MOST // 2]
-        by_rank = self._exchange("agree", [number for ticket in oldest for number in (ticket, done[ticket])])
-        return done_everywhere([pairs_of(numbers) for numbers in by_rank])
-
-    def agree_min(self, values: Mapping[str, int]) -> dict[str, int]:
-        return least(self._exchange_values("agree_min", values))
-
-    def agree_same(self, values: Mapping[str, str]) -> None:
-        check_same(self._exchange_values("agree_same", values))
-
-    def _exchange_values(self, call: str, values: Mapping[str, Any]) -> list[Any]:
-        text = json.dumps(dict(values)).encode()
-        if len(text) > 8 * (MOST - 1):
-            raise InputError(f"{len(text)} bytes are too much to agree on")
-        padded = text.ljust(-(-len(text) // 8) * 8)
-        words = [int.from_bytes(padded[at : at + 8], "little") for at in range(0, len(padded), 8)]
-        by_rank = self._exchange(call, words)
-        return [json.loads(b"".join(word.to_bytes(8, "little") for word in each)) for each in by_rank]
-
-    # ------------------------------------------------------------ exchange
-
-    def _exchange(self, call: str, numbers: Sequence[int]) -> list[list[int]]:
-        """Exchange numbers with all ranks, and return those of each rank."""
+    def exchange(self, call: str, values: Mapping[str, V]) -> list[dict[str, V]]:
         if self._broken is not None:
             raise RankError("the ranks have come apart before, and nothing can be agreed on: restart") from self._broken
         self._calls += 1
         try:
-            return self._exchange_checked(call, numbers)
+            return [json.loads(text) for text in self._exchange_text(call, json.dumps(dict(values)).encode())]
         except RankError as error:
             self._broken = error
             raise
@@ -223,29 +178,29 @@ class GroupConsensus:
             )
             raise self._broken from error
 
-    def _exchange_checked(self, call: str, numbers: Sequence[int]) -> list[list[int]]:
-        """Exchange numbers, and check that all ranks make the same call."""
-        head = [self._calls, CALLS.index(call), len(numbers)]
-        first = self._gather([*head, *numbers[:ROOM]], len(head) + ROOM)
-        for rank, (calls, kind, _, *_) in enumerate(first):
-            if [calls, kind] != head[:2]:
+    def _exchange_text(self, call: str, text: bytes) -> list[bytes]:
+        """Exchange texts, and check that all ranks make the same call."""
+        kind = CALLS.index(call)
+        first = self._gather(HEAD.pack(self._calls, kind, len(text)) + text[:ROOM], HEAD.size + ROOM)
+        heads = [HEAD.unpack_from(each) for each in first]
+        for rank, (calls, other, _) in enumerate(heads):
+            if (calls, other) != (self._calls, kind):
                 raise RankError(
-                    f"ranks have come apart: rank {rank} is at call {calls}, {CALLS[kind]!r}, and this one at call "
+                    f"ranks have come apart: rank {rank} is at call {calls}, {CALLS[other]!r}, and this one at call "
                     f"{self._calls}, {call!r}. Every rank must make the same calls in the same order"
                 )
-        counts = [each[2] for each in first]
-        by_rank = [each[3:] for each in first]
-        if max(counts) > ROOM:
-            by_rank = self._gather(numbers, max(counts))
-        return [each[:count] for each, count in zip(by_rank, counts, strict=True)]
+        texts = [each[HEAD.size :] for each in first]
+        longest = max(length for _, _, length in heads)
+        if longest > ROOM:
+            texts = self._gather(text, longest)
+        return [each[:length] for each, (_, _, length) in zip(texts, heads, strict=True)]
 
-    def _gather(self, numbers: Sequence[int], size: int) -> list[list[int]]:
+    def _gather(self, text: bytes, size: int) -> list[bytes]:
         import torch
         import torch.distributed as dist
 
-        mine = torch.zeros(size, dtype=torch.int64)
-        mine[: len(numbers)] = torch.tensor(numbers, dtype=torch.int64)
+        mine = torch.frombuffer(bytearray(text.ljust(size)), dtype=torch.uint8)
         every: list[Tensor] = [torch.empty_like(mine) for _ in range(self._ranks)]
         work = dist.all_gather(every, mine, group=self._group, async_op=True)
         work.wait(self._timeout)
-        return [each.tolist() for each in every]
+        return [bytes(each.tolist()) for each in every]

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ...errors import InvariantError
-from ...tiers.consensus import Completions, Consensus, LocalConsensus, check_same, done_everywhere, least
+from ...tiers.consensus import Completions, Consensus, LocalConsensus, V
 
 PATIENCE = 60.0
 """After so many seconds, a rank that does not arrive is taken for lost."""
@@ -48,20 +48,14 @@ class Meeting:
         self._barrier.abort()
 
 
-class MeetingConsensus:
+class MeetingConsensus(Consensus):
     """Consensus between the ranks of a meeting."""
 
     def __init__(self, meeting: Meeting, rank: int) -> None:
         self._meeting, self._rank = meeting, rank
 
-    def agree(self, done: Mapping[int, int]) -> dict[int, int]:
-        return done_everywhere(self._meeting.exchange(self._rank, dict(done)))
-
-    def agree_min(self, values: Mapping[str, int]) -> dict[str, int]:
-        return least(self._meeting.exchange(self._rank, dict(values)))
-
-    def agree_same(self, values: Mapping[str, str]) -> None:
-        check_same(self._meeting.exchange(self._rank, dict(values)))
+    def exchange(self, call: str, values: Mapping[str, V]) -> list[dict[str, V]]:
+        return self._meeting.exchange(self._rank, dict(values))
 
 
 class Arrivals:
