@@ -14,8 +14,8 @@ from prefixloom.contract.manifest import DTYPE_BYTES, LAYOUTS, Layout
 from prefixloom.device.host_pool import HostPool, in_one_piece
 from prefixloom.device.pool import Pool
 from prefixloom.testing.inside.backdoor import tier_lanes
-from prefixloom.tiers import host_lane as lane_host
-from prefixloom.tiers.host_lane import copy_between
+from prefixloom.tiers import host_copies as lane_host
+from prefixloom.tiers.host_copies import copy_between
 from prefixloom_hicache import HostTier
 from tests.support.composing import paths, refused, state
 from tests.support.content import bits, noise

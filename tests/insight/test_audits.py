@@ -36,7 +36,7 @@ class Books:
         return node.cells[lane.index]
 
     def stray(self, lane: Any, kind: Any) -> None:
-        lane.queue.add(kind(self.first, b"") if kind is Cell else kind(self.first, b"", 0))
+        lane.queue.add(kind(self.first, b""))
 
     def pin(self, lane: Any) -> None:
         """Lock a cell, and count that in the books, without taking the cell off its queue."""

@@ -29,9 +29,9 @@ def deepest_below(node: Any, index: int) -> Any:
 def each_component_loads_from_its_own_deepest_node(patch: pytest.MonkeyPatch) -> None:
     honest = restore.lacking
 
-    def lacking(lane: Any, host: Any, node: Any, pins: Any, wanted: Any) -> Any:
+    def lacking(host: Any, node: Any, pins: Any, wanted: Any) -> Any:
         deepest = deepest_below(node, host.index)
-        return honest(lane, host, deepest, pins, wanted if deepest is node else lane.paged.needs[deepest.end])
+        return honest(host, deepest, pins, wanted if deepest is node else host.paged.needs[deepest.end])
 
     patch.setattr(restore, "lacking", lacking)
 

@@ -361,9 +361,9 @@ def test_the_anchor_of_a_load_is_one_node_for_all(monkeypatch: pytest.MonkeyPatc
     asked: list[tuple[str, Node]] = []
     honest = prefixloom.tiers.restore.lacking
 
-    def lacks(lane: Any, host: Any, node: Node, *more: Any) -> Any:
-        asked.append((lane.name, node))
-        return honest(lane, host, node, *more)
+    def lacks(host: Any, node: Node, *more: Any) -> Any:
+        asked.append((host.name, node))
+        return honest(host, node, *more)
 
     monkeypatch.setattr(prefixloom.tiers.restore, "lacking", lacks)
     cache = tower()

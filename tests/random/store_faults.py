@@ -30,7 +30,7 @@ import prefixloom.tiers.host_copies
 from prefixloom import TierManifest
 from prefixloom.cache.cache import Cache
 from prefixloom.storage import Miss, Refused
-from prefixloom.testing.inside.backdoor import store_link, tier_lanes
+from prefixloom.testing.inside.backdoor import tier, tier_lanes
 from prefixloom_hicache import GuardLimits, HostTier, MemoryBackend
 from prefixloom_hicache.guards import BreakerLimits
 from tests.support.helpers import every_reach, part, settle
@@ -210,31 +210,30 @@ class Drive:
 
     def finish(self, cache: Cache) -> None:
         """What never came back by now is let go, and nothing is left."""
-        store = store_link(cache)
-        assert store is not None
+        store = tier(cache)
         end = time.monotonic() + 5
         hung = self.store.how == "never" and self.store.hit and not self.store.let_go.is_set()
-        while store.reads.fetches or store.writes.calls or store.writes.queue or store.writes.let_go:
+        while store.reads.fetches or store.writes.calls or store.writes.queue or store.store.follows:
             assert time.monotonic() < end, "something of the store is never over"
             cache.poll()
             time.sleep(0.0002)
-        assert hung or not store.link.completions.waiting
+        assert hung or not store.store.completions.waiting
         assert not any(lane.leased for lane in tier_lanes(cache))
         settle(cache)
         assert store.writes.handed == store.writes.stored + store.writes.refused
-        tier = cache.stats().tier
-        assert tier is not None
-        assert (tier.stored, tier.refused, tier.to_store) == (store.writes.stored, store.writes.refused, 0)
+        told = cache.stats().tier
+        assert told is not None
+        assert (told.stored, told.refused, told.to_store) == (store.writes.stored, store.writes.refused, 0)
         if not self.store.how:
-            assert sum(tier.cached.values()) == tier.backed_up + tier.fetched - tier.evicted
-            assert not tier.failed
-            assert not tier.refused or (self.case[1] > 1 and self.case[3] == "back"), "what is copied down cannot go on"
+            assert sum(told.cached.values()) == told.backed_up + told.fetched - told.evicted
+            assert not told.failed
+            assert not told.refused or (self.case[1] > 1 and self.case[3] == "back"), "what is copied down cannot go on"
             assert self.asked == self.store.bytes
         cache.flush()
         cache.poll()
         for lane in cache.core.shape.all_lanes:
             assert (lane.pool.free, lane.in_tree, lane.leased) == (lane.pool.capacity, 0, 0), lane.pool.name
-        store.link.component.store = None  # as detach does, but the backend stays open for the next
+        store.store.component.store = None  # as detach does, but the backend stays open for the next
 
 
 def faults_of(case: Case, some: int = 0) -> Counter[str]:

@@ -117,7 +117,9 @@ class TieredWorld(World):
                     continue
                 buffer = lane.pool.buffers["sum"][0].flatten(1)
                 if kind == "M":
-                    assert buffer[cell.data].tolist() == [held[kind][len(tokens)]], f"{lane.pool.name}: another state"
+                    assert buffer[lane.slots_of(cell)[0]].tolist() == [held[kind][len(tokens)]], (
+                        f"{lane.pool.name}: another state"
+                    )
                     continue
                 for place, page in enumerate(array("i", cell.data)):
                     at = len(before) + place * PAGE

@@ -52,12 +52,12 @@ def idle(cache: Cache) -> None:
     """All that is to be stored has been."""
     store = behind(cache)
     writes = store.writes
-    until(cache, lambda: not (store.unseen or writes.queue or writes.calls or writes.let_go))
+    until(cache, lambda: not (writes.unseen or writes.queue or writes.calls or store.store.follows))
 
 
 def behind(cache: Cache) -> Any:
     assert cache.core.below is not None
-    return cache.core.below.store
+    return cache.core.below
 
 
 def restored(cache: Cache, sequence: Sequence) -> Restored:

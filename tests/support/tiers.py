@@ -140,7 +140,7 @@ def present(cache: Cache, path: Many[Node], i: int, page: int) -> set[int]:
     found: set[int] = set()
     for node in path:
         cell = node.cells[i]
-        if cell is None:
+        if cell is None or not getattr(cell, "pages", 1):
             continue
         if not page:
             found.add(node.end)

@@ -11,7 +11,7 @@ from prefixloom import Buffer, Component, Manifest, Path, Point, ProtocolError, 
 from prefixloom.cache.cache import Cache
 from prefixloom.testing.inside.backdoor import put_transfer_stream, tier_lanes, transfer_streams
 from prefixloom.testing.schedules.simulated import Simulation
-from prefixloom.tiers.host_lane import layer_groups
+from prefixloom.tiers.host_copies import layer_groups
 from prefixloom_hicache import HostTier
 from tests.support.helpers import settle
 

@@ -86,6 +86,6 @@ def test_an_answer_in_the_memory_of_another_piece_is_none() -> None:
         while not told.over:
             cache.poll()
         assert (told.ready, "another piece's memory" in told.why) == (0, True)
-    held = [each for kept in behind(cache).link.spares._by_size.values() for each in kept]
+    held = [each for kept in behind(cache).store.spares._by_size.values() for each in kept]
     assert len(held) == len({id(each) for each in held})
     assert prefixloom.tiers.pieces.READ > 1

@@ -210,7 +210,7 @@ def test_a_flush_while_a_prompt_is_fetched(monkeypatch: pytest.MonkeyPatch) -> N
     get = store.get
     monkeypatch.setattr(store, "get", lambda *given: (held.wait(10), get(*given))[1])
     told = cache.open(range(44)).restore()
-    until(cache, lambda: any(fetch.calls for fetch in behind(cache).reads.fetches.values()))
+    until(cache, lambda: any(fetch.calls for fetch in behind(cache).reads.fetches))
     cache.flush()
     assert told.over
     held.set()

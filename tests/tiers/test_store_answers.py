@@ -98,7 +98,7 @@ def test_what_is_too_much_for_the_store_is_dropped_and_counted(keep: str, host: 
     writes = behind(cache).writes
     assert writes.refused > 0 and writes.handed == writes.stored + writes.refused
     store.seconds = 0.0
-    until(cache, lambda: not behind(cache).writes.let_go)
+    until(cache, lambda: not behind(cache).store.follows)
     assert tier_lanes(cache)[0].leased == 0
     settle(cache)
 
@@ -124,9 +124,9 @@ def other(record: Any) -> Any:
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
-        (lambda key, record: Miss(key, "corrupt", "flipped"), "corrupt flipped"),
+        (lambda key, record: Miss(key, "corrupt", "flipped"), "corrupt: flipped"),
         (lambda key, record: other(record), "the store gave"),
-        (lambda key, record: 1 / 0, "error ZeroDivisionError"),
+        (lambda key, record: 1 / 0, "error: ZeroDivisionError"),
         (lambda key, record: Refused(key, "io"), "io"),
     ],
     ids=["corrupt", "another piece", "raises", "nonsense"],

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-import prefixloom.tiers.store
+import prefixloom.tiers.store_writes
 from prefixloom import Path, Sinks, Window
 from prefixloom.testing.inside.backdoor import tier_lanes
 from prefixloom_hicache import FileBackend, MemoryBackend
@@ -33,7 +33,7 @@ def test_what_is_there_already_is_offered_so_many_nodes_at_a_poll(monkeypatch: p
     cache, tier = composed(part("path", Path()))
     for tokens in PROMPTS:
         serve(cache, tokens)
-    monkeypatch.setattr(prefixloom.tiers.store, "PER_POLL", 5)
+    monkeypatch.setattr(prefixloom.tiers.store_writes, "PER_POLL", 5)
     tier.attach(store := MemoryBackend(capacity=1 << 24))
     offered = []
     monkeypatch.setattr(behind(cache).writes, "offer", lambda lane, node: offered.append(node))
@@ -56,7 +56,7 @@ def test_what_is_split_while_it_is_offered_is_stored_whole(
         idle(cache)
     tier.detach()
     cache.poll()
-    monkeypatch.setattr(prefixloom.tiers.store, "PER_POLL", 5)
+    monkeypatch.setattr(prefixloom.tiers.store_writes, "PER_POLL", 5)
     tier.attach(store := MemoryBackend(capacity=1 << 24))
     for _ in range(polls):
         cache.poll()
@@ -70,13 +70,15 @@ def test_what_is_split_while_it_is_offered_is_stored_whole(
     settle(cache)
 
 
-def test_what_goes_while_it_is_offered_is_left_out() -> None:
+def test_what_goes_while_it_is_offered_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     for end in ("evict", "flush", "drop"):
         cache, tier = composed(*parts())
         for tokens in PROMPTS:
             serve(cache, tokens, namespace="one")
         tier.attach(MemoryBackend(capacity=1 << 24))
-        cache.core.below.store._attach_new()  # type: ignore[union-attr]
+        with monkeypatch.context() as patch:
+            patch.setattr(prefixloom.tiers.store_writes, "PER_POLL", 0)
+            cache.poll()
         if end == "evict":
             cache.evict(256)
             for lane in tier_lanes(cache):

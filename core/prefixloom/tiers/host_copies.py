@@ -14,11 +14,17 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Many
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from itertools import pairwise
+from types import TracebackType
+from typing import Literal
 
 from ..contract.composition import TierPart
 from ..contract.values import Outcome, TransferPlan
 from ..device.flight import Work
-from ..device.pool import Stage
+from ..device.host_pool import in_one_piece
+from ..device.kernels_move import move_slots
+from ..device.layouts import layers_of
+from ..device.pool import Pool, Stage
 from ..device.streams import Stream, ThreadStream, enqueue
 from ..device.timeline import Kind
 from ..errors import InvariantError, PrefixloomError
@@ -26,13 +32,15 @@ from ..operations.lease import standing_for_copies
 from ..operations.state import Core, Hold
 from ..tree.lane import Lane
 from ..tree.radix import Node
-from .host_lane import HostLane, Moves, Pins, Way, copy_between, layer_groups
+from .host_lane import HostLane, Pins
 from .transfer_hooks import nodes_touched, plan_of, proposed, tell_outcome
 
 log = logging.getLogger("prefixloom")
 
 Sources = Iterable[tuple[HostLane, Node]]
 """The places in the host tier from which a load is copied."""
+Way = Literal["down", "up", "fetch"]
+"""Where copies go: to the host, to the device, or from what a store brought to the host."""
 
 
 class WorkName:
@@ -50,6 +58,82 @@ NAMES: dict[Way, WorkName] = {
     "up": WorkName("a copy to the device"),
     "fetch": WorkName("what a store brought"),
 }
+
+
+class Moves:
+    """The copies of one component: from slots ``src`` of one of its pools to slots ``dst`` of the other.
+
+    ``write``   writes what a store brought into ``dst``; then there is no ``src``
+    ``run``     of a load, its nodes, and ``places``, its page numbers from the root
+    ``raised``  whether a copy could not be enqueued
+    """
+
+    __slots__ = ("dst", "lane", "places", "raised", "run", "src", "write")
+
+    def __init__(self, lane: HostLane) -> None:
+        self.lane = lane
+        self.src: list[int] = []
+        self.dst: list[int] = []
+        self.places: list[int] = []
+        self.run: list[Node] = []
+        self.write: Callable[[], object] | None = None
+        self.raised = False
+
+    def ends(self, way: Way) -> tuple[Pool, Pool]:
+        """Return the pools that copies of this way read and write."""
+        host, device = self.lane.pool, self.lane.device.pool
+        return (host if way == "fetch" else device, host) if way != "up" else (host, device)
+
+    @property
+    def sources(self) -> list[tuple[HostLane, Node]]:
+        """The places of a load on the host, the deepest first."""
+        return [(self.lane, node) for node in reversed(self.run)]
+
+
+class Filling:
+    """Slots of the host that one piece of work fills, and the cells that must stay while it is prepared.
+
+    If its block raises, the slots are given back: the tree keeps none that will not be written.
+    """
+
+    def __init__(self, copies: HostCopies, nodes: list[Node], hold: Hold) -> None:
+        self.copies = copies
+        self.nodes = nodes
+        self.hold = hold
+        self.pins = Pins()
+        self.moves = {lane: Moves(lane) for lane in copies.lanes}
+
+    def __enter__(self) -> Filling:
+        return self
+
+    def reserve(self, lane: HostLane, node: Node, places: list[int]) -> bool:
+        """Take host slots for these places of ``node``, and enter them: for all, or for none if too few are free."""
+        self.pins.add(lane, lane.cell(node))  # making room must not evict the cell itself
+        slots = self.copies.take(lane, len(places))
+        if slots is None:
+            self.copies.dropped += 1
+            return False
+        self.moves[lane].dst += slots.tolist()  # first: a slot that is never written would count as content
+        lane.add(node, places, slots)
+        self.pins.add(lane, lane.cell(node))
+        return True
+
+    def run(self, way: Way) -> Work[Hold] | None:
+        """Enqueue the copies into the slots that were taken, if there are any."""
+        self.hold.take_fence(self.copies.core.flight)
+        moving = [mine for mine in self.moves.values() if mine.dst]
+        return self.copies.run(moving, self.nodes, self.hold, way) if moving else None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if isinstance(error, PrefixloomError):
+            for lane, mine in self.moves.items():
+                left = set(mine.dst)
+                for node in self.nodes:
+                    held = left.intersection(lane.slots_of(lane.cell(node)))
+                    lane.retract(node, held)
+                    left -= held
+                lane.pool.give_slots([slot for slot in mine.dst if slot in left])
+        self.pins.__exit__()
 
 
 class HostCopies:
@@ -84,26 +168,36 @@ class HostCopies:
         self._orderly = not core.shape.composition.device.startswith("cuda")  # a CPU copies runs of slots faster
         self.pending: list[Node] = []
         """The nodes whose copies to the host wait for the end of an open step."""
-        self.flying: list[tuple[Work[Hold], Sources]] = []
-        self._watched: list[tuple[Work[Hold], TransferPlan]] = []
+        self.flying: list[tuple[Work[Hold], Callable[[bool], None]]] = []
+        """The copies that are not known to be over, and what follows each."""
 
     # ------------------------------------------------------------ following
     def poll(self) -> None:
         """Find out which copies are over."""
         flying, self.flying = self.flying, []
-        for work, sources in flying:
-            self.follow(work, sources)
-        watched, self._watched = self._watched, []
-        for work, plan in watched:
-            self.watch(work, plan)
+        for work, then in flying:
+            self._after(work, then)
+
+    def _after(self, work: Work[Hold], then: Callable[[bool], None]) -> None:
+        """Call ``then``, with whether the copy failed on its stream, when it is over."""
+        if work.over:
+            then(bool(work.failed))
+        else:
+            self.flying.append((work, then))
 
     def follow(self, work: Work[Hold], sources: Sources) -> None:
         """Watch a copy: if it fails on its stream, it is counted, and its ``sources`` are dropped."""
-        if not work.over:
-            self.flying.append((work, sources))
-        elif work.failed:
-            self.failed += 1
-            self.forsake(sources)
+
+        def then(failed: bool) -> None:
+            if failed:
+                self.failed += 1
+                self.forsake(sources)
+
+        self._after(work, then)
+
+    def watch(self, work: Work[Hold], plan: TransferPlan) -> None:
+        """Watch a copy for plugins: they learn its outcome when it is over."""
+        self._after(work, lambda failed: tell_outcome(self.core, self.part, plan, Outcome(not failed)))
 
     def forsake(self, sources: Sources) -> None:
         """Drop host data that could not be copied to the device, so that no later request tries it again."""
@@ -114,13 +208,6 @@ class HostCopies:
                     host.drop_cell(cell)
                 self.core.index.prune(node)
         self.core.index.lose()
-
-    def watch(self, work: Work[Hold], plan: TransferPlan) -> None:
-        """Watch a copy for plugins: they learn its outcome when it is over."""
-        if work.over:
-            tell_outcome(self.core, self.part, plan, Outcome(not work.failed))
-        else:
-            self._watched.append((work, plan))
 
     def make_pending(self) -> None:
         """Make the copies that had to wait for the end of an open step."""
@@ -134,7 +221,7 @@ class HostCopies:
             self.pending.append(upper)
 
     def flushed(self) -> None:
-        self.pending, self.flying, self._watched = [], [], []
+        self.pending, self.flying = [], []
 
     # ------------------------------------------------------------ down
     def backup(self, nodes: Many[Node], lanes: Iterable[HostLane] | None = None, defer: bool = True) -> None:
@@ -152,8 +239,8 @@ class HostCopies:
             else:
                 self.dropped += len(nodes)
             return
-        pieces = [(lane, node) for lane in (self.lanes if lanes is None else lanes) for node in nodes]
-        pieces = [(lane, node) for lane, node in pieces if lane.lacks(node)]
+        lanes = self.lanes if lanes is None else lanes
+        pieces = [(lane, node) for lane in lanes for node in nodes if lane.lacks(node)]
         if not pieces:
             return
         plan = None
@@ -180,27 +267,20 @@ class HostCopies:
     def _copy_down(self, pieces: Many[tuple[HostLane, Node]], hold: Hold, plan: TransferPlan | None) -> None:
         """Reserve host slots and record the copies. On any error, the tree keeps no slot that will not be written."""
         core = self.core
-        moves: dict[HostLane, Moves] = {}
-        nodes = list(dict.fromkeys(node for _, node in pieces))
-        work = None
         try:
-            with Pins() as pins:
+            with Filling(self, list(dict.fromkeys(node for _, node in pieces)), hold) as filling:
                 for lane, node in pieces:
                     places, sources = lane.missing(node)
-                    mine = moves.setdefault(lane, Moves(lane))
-                    if places and self.reserve(mine, node, places, pins):
-                        mine.src += sources
-            hold.take_fence(core.flight)
-            moving = [mine for mine in moves.values() if mine.src]
-            if moving:
-                work = self.run(moving, nodes, hold, "down")
+                    if places and filling.reserve(lane, node, places):
+                        filling.moves[lane].src += sources
+                work = filling.run("down")
+                if work is None:
+                    return
                 if self.on_copied is not None:
                     for lane, node in pieces:
                         self.on_copied(lane, node)
-                self.backed_up += sum(len(mine.src) for mine in moving)
+                self.backed_up += sum(len(mine.src) for mine in filling.moves.values())
         except PrefixloomError as error:
-            for mine in moves.values():
-                mine.take_back(nodes)  # what it was copied from keeps their nodes
             if isinstance(error, InvariantError):
                 raise
             log.warning("a copy to the host failed with %r; it is left out", error)
@@ -208,26 +288,9 @@ class HostCopies:
             if plan is not None:
                 tell_outcome(core, self.part, plan, Outcome(False, repr(error)))
             return
-        if work is not None:
-            self.follow(work, ())
-            if plan is not None:
-                self.watch(work, plan)
-
-    def reserve(self, moves: Moves, node: Node, places: list[int], pins: Pins) -> bool:
-        """Take host slots for these places of the edge of ``node``, and enter them: for all, or for none if too few."""
-        lane = moves.lane
-        cell = lane.cell(node)
-        if cell is not None:
-            pins.add(lane, cell)  # making room must not evict the cell itself
-        slots = self.take(lane, len(places))
-        if slots is None:
-            self.dropped += 1
-            return False
-        moves.dst += slots.tolist()  # before the tree gets them: a slot that is never written would count as content
-        lane.add(node, places, slots)
-        if cell is None:
-            pins.add(lane, lane.cell(node))
-        return True
+        self.follow(work, ())
+        if plan is not None:
+            self.watch(work, plan)
 
     def take(self, lane: HostLane, count: int) -> array[int] | None:
         """Take host slots, after making room if needed; None if there are too few, or an open step may use them."""
@@ -342,3 +405,37 @@ def amounts(moved: Iterable[tuple[HostLane, Many[int]]]) -> tuple[dict[str, int]
         pages[lane.device.name] = pages.get(lane.device.name, 0) + len(slots)
         size += len(slots) * lane.pool.slot_bytes
     return pages, size
+
+
+def layer_groups(lanes: Iterable[HostLane], count: int) -> tuple[tuple[int, ...], ...]:
+    """Divide the model's layers into ``count`` groups of nearly equal size: (first, one past the last).
+
+    A single group is ().
+    """
+    layers = sorted({layer for lane in lanes for buffer in lane.pool.manifest.buffers for layer in buffer.layers})
+    count = min(count, len(layers))
+    if count < 2:
+        return ((),)
+    firsts = [0, *(layers[number * len(layers) // count] for number in range(1, count)), layers[-1] + 1]
+    return tuple(pairwise(firsts))
+
+
+def copy_between(source: Pool, src: Many[int], target: Pool, dst: Many[int], low: int = 0, high: int = 1 << 62) -> None:
+    """Copy the content of slots between tiers, for the model's layers from ``low`` to before ``high``."""
+    if "meta" in (source.device, target.device):
+        return
+    whole = all(low <= layer < high for buffer in source.manifest.buffers for layer in buffer.layers)
+    if whole and in_one_piece(source, target):
+        move_slots(source.blocks, src, target.blocks, dst)
+        return
+    for buffer in source.manifest.buffers:
+        one, other = source.buffers[buffer.name], target.buffers[buffer.name]
+        inside = [low <= layer < high for layer in buffer.layers]
+        if all(inside) and not isinstance(one, tuple) and not isinstance(other, tuple):
+            sources, targets = [one], [other]
+        else:
+            sources, targets = (
+                [layer for layer, there in zip(layers_of(end), inside, strict=True) if there] for end in (one, other)
+            )
+        if sources:
+            move_slots(sources, src, targets, dst)

@@ -9,87 +9,140 @@ cell is evicted before the cells above it: they are of use without it, but it is
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Sequence
-from itertools import pairwise
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
 
 from ..contract.composition import Composition, Part, TierPart
 from ..contract.policy import serving
 from ..contract.queues import Queue
 from ..contract.reach import Interval
 from ..contract.values import Tier
-from ..device.host_pool import DebugHostPool, HostPool, in_one_piece
-from ..device.kernels_move import move_slots
-from ..device.layouts import layers_of
-from ..device.pool import ABSENT, ABSENT_BYTES, ID_BYTES, Pool, present
-from ..tree.lane import Cell, Lane, PageLane, gap_in, state_gap_in
+from ..device.host_pool import DebugHostPool, HostPool
+from ..device.pool import ABSENT, ABSENT_BYTES, ID_BYTES, present
+from ..tree.lane import Cell, Lane, PageLane, gap_in
 from ..tree.radix import Node
 
 
 class HostCell(Cell):
     """A cell of a host lane.
 
-    ``data``    the page numbers of the whole edge, *absent* where nothing is held; for a state, its slot
-    ``pages``   the number of pages that are present
+    ``data``    the slots of the whole edge, *absent* where nothing is held; of a state the slot alone
+    ``pages``   the number of slots that are present
     ``below``   the number of children with a cell, counted where the reach is closed upward
     ``stored``  the number of places, from the first on, whose content was handed to the store with the number ``store``
     """
 
     __slots__ = ("below", "pages", "store", "stored")
+    data: bytes
 
-    def __init__(self, node: Node, data: Any, pages: int) -> None:
+    def __init__(self, node: Node, data: bytes) -> None:
         super().__init__(node, data)
-        self.pages = pages
-        self.below = 0
-        self.stored = self.store = 0
+        self.pages = present(data)
+        self.below = self.stored = self.store = 0
 
     @property
     def places(self) -> int:
-        return len(self.data) // ID_BYTES if isinstance(self.data, bytes) else 1
+        return len(self.data) // ID_BYTES
+
+    @property
+    def whole(self) -> bool:
+        """Whether nothing is missing in the cell."""
+        return self.pages * ID_BYTES == len(self.data)
 
 
 class HostLane(Lane):
-    """Base of the host lanes of pages and of states. ``leased`` counts pages that are pinned during a copy."""
+    """What the host holds of one component. ``leased`` counts pages that are pinned during a copy.
 
-    __slots__ = ("device", "going")
+    A *place* is an index into the pages of a node's edge. A state has one place, at the end of the edge.
+    """
+
+    __slots__ = ("device", "going", "page", "unit")
+    pool: HostPool
     tier: Tier = "host"
     going: Callable[[HostLane, HostCell], None] | None
     """A function that is called with each cell that is about to be evicted."""
 
-    def __init__(self, index: int, part: Part, pool: Pool, queue: Queue, tree_page: int, device: Lane) -> None:
+    def __init__(self, index: int, part: Part, pool: HostPool, queue: Queue, tree_page: int, device: Lane) -> None:
         super().__init__(index, part, pool, queue, tree_page)
         self.device = device
+        self.unit = device.unit
+        self.page = self.paged.page
         self.going = None
+
+    # ------------------------------------------------------------ what lies at a node
+    def places(self, node: Node) -> int:
+        """Return the number of places of ``node``."""
+        return 1 if self.unit == "boundary" else (node.end - node.start) // self.page
+
+    def span(self, node: Node, place: int) -> Interval:
+        """Return the positions of a place of ``node``; of a state, its boundary twice."""
+        if self.unit == "boundary":
+            return node.end, node.end
+        start = node.start + place * self.page
+        return start, start + self.page
+
+    def gap(self, node: Node, at: int, high: int) -> Interval:
+        return gap_in(self.cell(node), node, self.page, at, high)
 
     def edge(self, node: Node) -> bytes:
         """Return the host's slot of each page in the edge of ``node``, *absent* where it has none."""
-        raise NotImplementedError
+        cell: HostCell | None = self.cell(node)
+        data = b"" if cell is None else cell.data
+        return ABSENT_BYTES * ((node.end - node.start) // self.page - len(data) // ID_BYTES) + data
 
-    def missing(self, node: Node) -> tuple[list[int], list[int]]:
-        """The data at ``node`` that the device has and the host has not: (places in the edge, the device's slots)."""
-        raise NotImplementedError
+    def absent(self, node: Node) -> list[int]:
+        """Return the places of ``node`` of which the host has nothing."""
+        cell: HostCell | None = self.cell(node)
+        if cell is None:
+            return list(range(self.places(node)))
+        return [place for place, slot in enumerate(array("i", cell.data)) if slot == ABSENT]
 
     def lacks(self, node: Node) -> bool:
-        """Whether the device may have something at ``node`` that the host has not."""
-        if self.device.cell(node) is None:
-            return False
+        """Return whether the device may have something at ``node`` that the host has not."""
         cell: HostCell | None = self.cell(node)
-        return cell is None or not self.whole(cell)
+        return self.device.cell(node) is not None and (cell is None or not cell.whole)
 
-    def whole(self, cell: HostCell) -> bool:
-        """Whether nothing is missing in ``cell``."""
-        return True
+    def missing(self, node: Node) -> tuple[list[int], list[int]]:
+        """Return the data at ``node`` that the device has and the host has not: places, and the device's slots."""
+        device = self.device
+        if isinstance(device, PageLane):
+            theirs = array("i", device.edge(node))
+        else:
+            theirs = array("i", device.slots_of(device.cell(node)) or [ABSENT])
+        places = [place for place in self.absent(node) if theirs[place] != ABSENT]
+        return places, [theirs[place] for place in places]
 
-    def add(self, node: Node, places: list[int], slots: array[int]) -> None:
-        """Enter host slots for these places of the edge of ``node``."""
-        raise NotImplementedError
+    def slots_of(self, cell: HostCell | None) -> list[int]:
+        return [] if cell is None else [slot for slot in array("i", cell.data) if slot != ABSENT]
 
     # ------------------------------------------------------------ cells come and go
-    def place(self, node: Node, data: Any, pages: int) -> HostCell:
+    def add(self, node: Node, places: list[int], slots: array[int]) -> None:
+        """Enter host slots for these places of ``node``."""
+        cell: HostCell | None = self.cell(node)
+        data = array("i", ABSENT_BYTES * self.places(node) if cell is None else cell.data)
+        for place, slot in zip(places, slots, strict=True):
+            data[place] = slot
+        if cell is None:
+            self._place(node, data.tobytes())
+        else:
+            cell.stored = 0
+            self._set(cell, data)
+
+    def retract(self, node: Node, slots: set[int]) -> None:
+        """Take out slots of ``node`` whose content was never written."""
+        cell: HostCell | None = self.cell(node)
+        gone = [slot for slot in self.slots_of(cell) if slot in slots]
+        if cell is None or not gone:
+            return
+        self._set(cell, array("i", [ABSENT if slot in slots else slot for slot in array("i", cell.data)]))
+        self.pool.give_slots(gone)
+        if not cell.pages and not cell.locks:
+            self.drop_cell(cell)
+
+    def _place(self, node: Node, data: bytes) -> None:
         """Make a new cell at ``node``, which has none."""
-        cell = HostCell(node, data, pages)
+        cell = HostCell(node, data)
         self.put(node, cell)
-        self.in_tree += pages
+        self.in_tree += cell.pages
         if self.recorder is not None:
             self.recorder.changed(self, node, None, data)
         if self.closed_upward:
@@ -98,7 +151,43 @@ class HostLane(Lane):
             if above is not None:
                 above.below += 1
         self.queue.add(cell)
-        return cell
+
+    def _set(self, cell: HostCell, data: array[int]) -> None:
+        """Change the slots of a cell, and the counts."""
+        before, pages = cell.data, cell.pages
+        cell.data = data.tobytes()
+        cell.pages = present(cell.data)
+        self.in_tree += cell.pages - pages
+        if cell.locks:
+            self.leased += cell.pages - pages
+        if self.recorder is not None:
+            self.recorder.changed(self, cell.node, before, cell.data)
+
+    def divide(self, upper: Node, lower: Node) -> None:
+        cell: HostCell | None = self.cell(lower)
+        if cell is None or self.unit == "boundary":  # a state stays at the end, which is that of the lower half
+            return
+        cut = (upper.end - upper.start) // self.page * ID_BYTES
+        new = HostCell(upper, cell.data[:cut])
+        cell.data = cell.data[cut:]
+        cell.pages -= new.pages
+        new.locks = cell.locks
+        new.store = cell.store
+        new.stored = min(cell.stored, new.places)
+        cell.stored -= new.stored
+        linked = cell.next is not None
+        if new.pages or new.locks:
+            self.put(upper, new)
+            self.queue.inherit(new, cell, linked=linked)
+        if not cell.pages and not cell.locks:
+            self.put(lower, None)
+            if linked:
+                self.queue.remove(cell)
+            self.queue.forget(cell)
+        if self.closed_upward:
+            new.below = self.cell(lower) is not None
+            if self.cell(upper) is None:
+                self._lose_below(upper)
 
     def pin(self, cell: HostCell) -> None:
         """Protect ``cell`` from eviction until it is unpinned as often as it was pinned."""
@@ -115,11 +204,8 @@ class HostLane(Lane):
         if cell.pages:
             self.leased -= cell.pages
             self.queue.add(cell)
-        elif self.cell(cell.node) is cell:  # its content never arrived
+        elif self.has(cell):  # its content never arrived
             self.drop_cell(cell)
-
-    def uncovered(self, cell: HostCell) -> bool:
-        return not cell.locks
 
     # ------------------------------------------------------------ eviction
     def _pop_victim(self) -> HostCell | None:
@@ -142,9 +228,9 @@ class HostLane(Lane):
 
     def _leave(self, cell: HostCell) -> None:
         if self.closed_upward:
-            self.lose_below(cell.node)
+            self._lose_below(cell.node)
 
-    def lose_below(self, node: Node) -> None:
+    def _lose_below(self, node: Node) -> None:
         """Note that ``node`` has no cell any more. If the cell above has no others below, it is evicted next."""
         above = self.cell_above(node)
         if above is not None:
@@ -152,15 +238,9 @@ class HostLane(Lane):
             if not above.below and not above.locks and above.next is None:
                 self.queue.add_first(above)
 
-    def put_back(self, cell: HostCell) -> None:
-        if self.closed_upward and (above := self.cell_above(cell.node)) is not None:
-            above.below += 1
-        self.queue.add(cell)
-
     def _detach(self, cell: HostCell, node: Node, gone: list[int]) -> None:
-        slots = self.slots_of(cell)
         self.put(node, None)
-        gone += slots
+        gone += self.slots_of(cell)
         if self.recorder is not None:
             self.recorder.changed(self, node, cell.data, None)
         self.queue.forget(cell)
@@ -174,157 +254,18 @@ class HostLane(Lane):
         return cell.pages
 
 
-class HostPages(HostLane):
-    """The host lane of a page component."""
-
-    __slots__ = ("page",)
-    device: PageLane
-
-    def __init__(self, index: int, part: Part, pool: Pool, queue: Queue, tree_page: int, device: Lane) -> None:
-        super().__init__(index, part, pool, queue, tree_page, device)
-        self.page = part.page_tokens
-
-    def whole(self, cell: HostCell) -> bool:
-        return cell.pages * ID_BYTES == len(cell.data)
-
-    def missing(self, node: Node) -> tuple[list[int], list[int]]:
-        cell: HostCell | None = self.cell(node)
-        if cell is not None and self.whole(cell):
-            return [], []
-        theirs = array("i", self.device.edge(node))
-        if cell is None:
-            places = [place for place, slot in enumerate(theirs) if slot != ABSENT]
-        else:
-            ours = array("i", cell.data)
-            places = [place for place, slot in enumerate(theirs) if slot != ABSENT and ours[place] == ABSENT]
-        return places, [theirs[place] for place in places]
-
-    def add(self, node: Node, places: list[int], slots: array[int]) -> None:
-        cell: HostCell | None = self.cell(node)
-        count = (node.end - node.start) // self.page
-        data = array("i", ABSENT_BYTES * count if cell is None else cell.data)
-        for place, slot in zip(places, slots, strict=True):
-            data[place] = slot
-        if cell is None:
-            self.place(node, data.tobytes(), len(slots))
-            return
-        before = cell.data
-        cell.data = data.tobytes()
-        if self.recorder is not None:
-            self.recorder.changed(self, node, before, cell.data)
-        cell.stored = 0
-        cell.pages += len(slots)
-        self.in_tree += len(slots)
-        if cell.locks:
-            self.leased += len(slots)
-
-    def divide(self, upper: Node, lower: Node) -> None:
-        cell: HostCell | None = self.cell(lower)
-        if cell is None:
-            return
-        cut = (upper.end - upper.start) // self.page * ID_BYTES
-        new = HostCell(upper, cell.data[:cut], present(cell.data[:cut]))
-        cell.data = cell.data[cut:]
-        cell.pages -= new.pages
-        new.locks = cell.locks
-        new.store = cell.store
-        new.stored = min(cell.stored, new.places)
-        cell.stored -= new.stored
-        linked = cell.next is not None
-        if new.pages or new.locks:
-            self.put(upper, new)
-            self.queue.inherit(new, cell, linked=linked)
-        if not cell.pages and not cell.locks:
-            self.put(lower, None)
-            if linked:
-                self.queue.remove(cell)
-            self.queue.forget(cell)
-        if self.closed_upward:
-            new.below = self.cell(lower) is not None
-            if self.cell(upper) is None:
-                self.lose_below(upper)
-
-    def gap(self, node: Node, at: int, high: int) -> Interval:
-        return gap_in(self.cell(node), node, self.page, at, high)
-
-    def edge(self, node: Node) -> bytes:
-        cell: HostCell | None = self.cell(node)
-        data: bytes = ABSENT_BYTES * ((node.end - node.start) // self.page) if cell is None else cell.data
-        return data
-
-    def slots_of(self, cell: HostCell | None) -> list[int]:
-        return [] if cell is None else [slot for slot in array("i", cell.data) if slot != ABSENT]
-
-    def retract(self, node: Node, slots: set[int]) -> None:
-        """Take out slots of ``node`` whose content was never written."""
-        cell: HostCell | None = self.cell(node)
-        gone = [slot for slot in self.slots_of(cell) if slot in slots]
-        if cell is None or not gone:
-            return
-        before = cell.data
-        cell.data = array("i", [ABSENT if slot in slots else slot for slot in array("i", before)]).tobytes()
-        if self.recorder is not None:
-            self.recorder.changed(self, node, before, cell.data)
-        cell.pages -= len(gone)
-        self.in_tree -= len(gone)
-        if cell.locks:
-            self.leased -= len(gone)
-        self.pool.give_slots(gone)
-        if not cell.pages and not cell.locks:
-            self.drop_cell(cell)
-
-
-class HostStates(HostLane):
-    """The host lane of a boundary component."""
-
-    __slots__ = ()
-    unit = "boundary"
-
-    def gap(self, node: Node, at: int, high: int) -> Interval:
-        return state_gap_in(self.cell(node), node, self.paged.page, at, high)
-
-    def edge(self, node: Node) -> bytes:
-        cell: HostCell | None = self.cell(node)
-        absent = (node.end - node.start) // self.paged.page - (cell is not None)
-        return ABSENT_BYTES * absent + (b"" if cell is None else array("i", [cell.data]).tobytes())
-
-    def missing(self, node: Node) -> tuple[list[int], list[int]]:
-        theirs = self.device.cell(node)
-        return ([0], [theirs.data]) if theirs is not None and self.cell(node) is None else ([], [])
-
-    def add(self, node: Node, places: list[int], slots: array[int]) -> None:
-        self.place(node, slots[0], 1)
-
-    def divide(self, upper: Node, lower: Node) -> None:
-        """Do nothing: the state stays at the node's end, which is that of the lower half."""
-
-    def slots_of(self, cell: HostCell | None) -> list[int]:
-        return [] if cell is None else [cell.data]
-
-    def retract(self, node: Node, slots: set[int]) -> None:
-        """Take out the slot of ``node`` if its content was never written. A pinned cell stays, without content."""
-        cell: HostCell | None = self.cell(node)
-        if cell is None or cell.data not in slots:
-            return
-        if cell.locks:
-            self.leased -= cell.pages
-            self.drop_cell(cell)
-            cell.pages = 0
-        else:
-            self.drop_cell(cell)
-
-
 class Pins:
     """The cells that must not be evicted during an operation. Leaving the block unpins them."""
 
     __slots__ = ("_held",)
 
     def __init__(self) -> None:
-        self._held: list[tuple[Any, Any]] = []
+        self._held: list[tuple[Lane, Cell]] = []
 
-    def add(self, lane: Any, cell: Any) -> None:
-        lane.pin(cell)
-        self._held.append((lane, cell))
+    def add(self, lane: Lane, cell: Cell | None) -> None:
+        if cell is not None:
+            lane.pin(cell)
+            self._held.append((lane, cell))
 
     def __enter__(self) -> Pins:
         return self
@@ -332,76 +273,6 @@ class Pins:
     def __exit__(self, *_: object) -> None:
         for lane, cell in reversed(self._held):
             lane.unpin(cell)
-
-
-Way = Literal["down", "up", "fetch"]
-"""Where copies go: to the host, to the device, or from what a store brought to the host."""
-
-
-class Moves:
-    """The copies of one component: from slots ``src`` of one of its pools to slots ``dst`` of the other.
-
-    ``write`` writes what a store brought into ``dst``; then there is no ``src``.
-    """
-
-    __slots__ = ("dst", "lane", "raised", "src", "write")
-
-    def __init__(self, lane: HostLane) -> None:
-        self.lane = lane
-        self.src: list[int] = []
-        self.dst: list[int] = []
-        self.write: Callable[[], object] | None = None
-        self.raised = False
-
-    def ends(self, way: Way) -> tuple[Pool, Pool]:
-        """Return the pools that copies of this way read and write."""
-        host, device = self.lane.pool, self.lane.device.pool
-        return (host if way == "fetch" else device, host) if way != "up" else (host, device)
-
-    def take_back(self, nodes: Iterable[Node]) -> None:
-        """Give back host slots that were never written, whether ``nodes`` have them already or not."""
-        left = set(self.dst)
-        for node in nodes:
-            held = left.intersection(self.lane.slots_of(self.lane.cell(node)))
-            self.lane.retract(node, held)
-            left -= held
-        self.lane.pool.give_slots([slot for slot in self.dst if slot in left])
-
-
-def layer_groups(lanes: Iterable[HostLane], count: int) -> tuple[tuple[int, ...], ...]:
-    """Divide the model's layers into ``count`` groups of nearly equal size: (first, one past the last).
-
-    A single group is ().
-    """
-    layers = sorted({layer for lane in lanes for buffer in lane.pool.manifest.buffers for layer in buffer.layers})
-    count = min(count, len(layers))
-    if count < 2:
-        return ((),)
-    firsts = [0, *(layers[number * len(layers) // count] for number in range(1, count)), layers[-1] + 1]
-    return tuple(pairwise(firsts))
-
-
-def copy_between(
-    source: Pool, src: Sequence[int], target: Pool, dst: Sequence[int], low: int = 0, high: int = 1 << 62
-) -> None:
-    """Copy the content of slots between tiers, for the model's layers from ``low`` to before ``high``."""
-    if "meta" in (source.device, target.device):
-        return
-    whole = all(low <= layer < high for buffer in source.manifest.buffers for layer in buffer.layers)
-    if whole and in_one_piece(source, target):
-        move_slots(source.blocks, src, target.blocks, dst)
-        return
-    for buffer in source.manifest.buffers:
-        one, other = source.buffers[buffer.name], target.buffers[buffer.name]
-        inside = [low <= layer < high for layer in buffer.layers]
-        if all(inside) and not isinstance(one, tuple) and not isinstance(other, tuple):
-            sources, targets = [one], [other]
-        else:
-            sources, targets = (
-                [layer for layer, there in zip(layers_of(end), inside, strict=True) if there] for end in (one, other)
-            )
-        if sources:
-            move_slots(sources, src, targets, dst)
 
 
 def make_host_lanes(composition: Composition, tier: TierPart, lanes: Sequence[Lane]) -> tuple[HostLane, ...]:
@@ -417,6 +288,5 @@ def _make_host_lane(composition: Composition, tier: TierPart, index: int, lane: 
         source.entries, layout=tier.manifest.layout, pin=composition.device.startswith("cuda"),
         allocate=composition.device != "meta",
     )  # fmt: skip
-    kind = HostStates if lane.unit == "boundary" else HostPages
     queue = serving(composition.policy, states=lane.unit == "boundary")
-    return kind(index, lane.part, pool, queue, composition.page, lane)
+    return HostLane(index, lane.part, pool, queue, composition.page, lane)

@@ -22,17 +22,20 @@ from .host_copies import HostCopies
 from .host_lane import HostLane
 from .restore import restorable_at, restore
 from .store import StoreBehind
+from .store_reads import StoreReads
+from .store_writes import StoreWrites
 
 
 class LowerTier:
-    """The tier below the device of one cache. ``store`` is None if its component cannot have a store."""
+    """The tier below the device of one cache."""
 
     def __init__(self, core: Core, part: TierPart, lanes: tuple[HostLane, ...]) -> None:
         self.core = core
         self.copies = HostCopies(core, part, lanes)
-        self.store = StoreBehind(core, self.copies, part.component) if hasattr(part.component, "store") else None
-        if self.store is not None:
-            self.copies.on_copied = self.store.copied
+        self.store = StoreBehind(core, self.copies, part.component)
+        self.writes = StoreWrites(self.store)
+        self.reads = StoreReads(self.store)
+        self.copies.on_copied = self.writes.copied
         self._write = part.manifest.write
         self._counting = "selective" in (part.manifest.write, getattr(part.component, "keep", ""))
 
@@ -52,8 +55,7 @@ class LowerTier:
                 due.append(each)
         if due and self._write == "selective":
             self.copies.backup(due[::-1])
-        if due and self.store is not None:
-            self.store.used(due)
+        self.writes.used(due)
 
     def _taking(self, lane: Lane) -> HostLane | None:
         """Where what the device frees of ``lane`` goes; None if it just goes."""
@@ -78,22 +80,23 @@ class LowerTier:
 
     def divided(self, upper: Node, lower: Node) -> None:
         self.copies.divided(upper, lower)
-        if self.store is not None:
-            self.store.divided(upper)
+        self.writes.divided(upper)
 
     def namespace_dropped(self, namespace: str) -> None:
-        if self.store is not None:
-            self.store.forget(namespace)
+        self.reads.forget(namespace)
 
     def flushed(self) -> None:
         self.copies.flushed()
-        if self.store is not None:
-            self.store.flushed()
+        self.store.find_fingerprints()  # the tier's identity may be another one now: of new weights, say
+        self.writes.flushed()
+        self.reads.forget()
 
     def poll(self) -> None:
         self.copies.poll()
-        if self.store is not None:
-            self.store.poll()
+        self.store.poll()
+        self.reads.poll()
+        self.store.apply()
+        self.writes.poll()
         self.copies.make_pending()
 
     # ------------------------------------------------------------ questions
@@ -106,22 +109,17 @@ class LowerTier:
     def restore(self, running: Running) -> Restored:
         """Restore what the host has, and start a fetch of what only a store may have."""
         restored = restore(self.copies, running)
-        if self.store is not None:
-            self.store.fetch(running, restored)
+        self.reads.begin(running, restored)
         return restored
 
     def stats(self) -> TierStats:
         copies = self.copies
         by_name = {lane.device.name: lane for lane in copies.lanes}
-        writes = None if self.store is None else self.store.writes
         return TierStats(
             copies.part.name,
             {name: lane.pool.capacity for name, lane in by_name.items()},
             {name: lane.in_tree for name, lane in by_name.items()},
             copies.backed_up, copies.dropped, copies.evicted,
             copies.restores, copies.restored_tokens, copies.fallbacks, copies.failed,
-            0 if writes is None else writes.stored,
-            0 if writes is None else writes.refused,
-            copies.fetched,
-            0 if self.store is None else self.store.outstanding,
+            self.writes.stored, self.writes.refused, copies.fetched, self.writes.outstanding,
         )  # fmt: skip

@@ -132,7 +132,7 @@ class Piece:
 
     @property
     def size(self) -> int:
-        return self.lane.pool.record_bytes  # type: ignore[attr-defined, no-any-return]
+        return self.lane.pool.record_bytes
 
 
 def total(pieces: Many[Piece]) -> int:
@@ -176,12 +176,17 @@ def calls_of(pieces: Many[Piece]) -> list[list[Piece]]:
     return [list(pieces[first : first + READ]) for first in range(0, len(pieces), READ)]
 
 
+def said(reason: str, detail: str) -> str:
+    """Return the words of a store for why something was not done."""
+    return f"{reason}: {detail}".strip(": ")
+
+
 def checked(piece: Piece, key: Key, answer: object, into: object) -> Record | str:
     """Return a store's answer if it is the piece, else the reason why not. ``into`` is the buffer for its payload."""
     if isinstance(answer, Miss | Refused):
-        return f"{answer.reason} {answer.detail}".strip()
+        return said(answer.reason, answer.detail)
     if not isinstance(answer, Record):
-        return f"error {answer!r:.100} is no answer"
+        return f"error: {answer!r:.100} is no answer"
     given = (answer.component, answer.start, answer.end, answer.layout, len(answer.payload))
     wanted = (piece.lane.device.name, piece.start, piece.end, "record", piece.size)
     if given != wanted:

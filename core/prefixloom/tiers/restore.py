@@ -30,35 +30,17 @@ from ..tree.lane import Lane, PageLane
 from ..tree.paged_reach import Pages, overlap
 from ..tree.radix import Node, climb, path_up
 from ..tree.state_lane import CodedLane, StateLane
-from .host_copies import HostCopies
-from .host_lane import HostLane, Moves, Pins
+from .host_copies import HostCopies, Moves, Sources
+from .host_lane import HostLane, Pins
 from .transfer_hooks import plan_of, proposed
 
 
-class Lacking:
-    """The data of one component that a boundary needs and that only the host has.
-
-    ``run`` are its nodes, ``places`` its page numbers from the root, ``src`` the slots of the host, and ``slots`` those
-    that were reserved on the device.
-    """
-
-    __slots__ = ("host", "lane", "places", "run", "slots", "src")
-
-    def __init__(self, lane: Lane, host: HostLane) -> None:
-        self.lane = lane
-        self.host = host
-        self.places: list[int] = []
-        self.src: list[int] = []
-        self.run: list[Node] = []
-        self.slots: array[int] = array("i")
-
-
-def lacking(lane: Lane, host: HostLane, node: Node, pins: Pins, wanted: Pages) -> Lacking:
+def lacking(host: HostLane, node: Node, pins: Pins, wanted: Pages) -> Moves:
     """Find those of the pages ``wanted``, on the path to ``node``, that the device lacks and the host has.
 
     Their cells on the host are pinned, and those that have the others on the device.
     """
-    part = Lacking(lane, host)
+    lane, moves = host.device, Moves(host)
     page = lane.paged.page
     absent = lane.residency.absent(node, wanted)
     path: list[Node] = []
@@ -67,19 +49,19 @@ def lacking(lane: Lane, host: HostLane, node: Node, pins: Pins, wanted: Pages) -
         if lane.whole_above and lane.cell(each) is not None:
             break
     for node in reversed(path):
-        here, there, first, end = lane.cell(node), host.cell(node), node.start // page, node.end // page
-        if here is not None and overlap(wanted, first, end):
-            pins.add(lane, here)
+        there, first, end = host.cell(node), node.start // page, node.end // page
+        if overlap(wanted, first, end):
+            pins.add(lane, lane.cell(node))
         if there is not None and overlap(absent, first, end):
             pins.add(host, there)
             slots = array("i", host.edge(node))
             for low, high in absent:
-                held = [place for place in range(max(low, first), min(high, end)) if slots[place - first] != ABSENT]
-                part.places += held
-                part.src += [slots[place - first] for place in held]
-        if part.src:
-            part.run.append(node)
-    return part
+                here = [place for place in range(max(low, first), min(high, end)) if slots[place - first] != ABSENT]
+                moves.places += here
+                moves.src += [slots[place - first] for place in here]
+        if moves.src:
+            moves.run.append(node)
+    return moves
 
 
 def restorable_at(copies: HostCopies, match: Match, node: Node, boundary: int) -> tuple[Node, int]:
@@ -164,11 +146,11 @@ def restore_more(copies: HostCopies, running: Running, restored: Restored) -> No
 
 
 class LoadFailed(PrefixloomError):
-    """A copy to the device failed. Nothing was published. The sources of ``parts`` must be dropped."""
+    """A copy to the device failed. Nothing was published. The ``sources`` must be dropped."""
 
-    def __init__(self, why: str, parts: Many[Lacking]) -> None:
+    def __init__(self, why: str, sources: Sources = ()) -> None:
         super().__init__(why)
-        self.sources = [(part.host, node) for part in parts for node in reversed(part.run)]
+        self.sources = sources
 
 
 def _load_with_more(copies: HostCopies, running: Running, end: Node, claims: Many[Claim | None]) -> str:
@@ -176,7 +158,7 @@ def _load_with_more(copies: HostCopies, running: Running, end: Node, claims: Man
 
     Without room for that, or if its copy fails, only what is needed is loaded. The reason is returned.
     """
-    sources: Many[tuple[HostLane, Node]] = ()
+    sources: Sources = ()
     left_out = ""
     if _has_more(copies, end):
         try:
@@ -216,7 +198,7 @@ def _load(copies: HostCopies, running: Running, end: Node, claims: Many[Claim | 
     try:
         with Pins() as pins:
             parts, plan = _parts(copies, end, pins, more)
-            wanted: list[tuple[Any, int, object]] = [(part.lane, len(part.src), None) for part in parts]
+            wanted: list[tuple[Any, int, object]] = [(part.lane.device, len(part.src), None) for part in parts]
             make_room(core, wanted, "restore", end.end, running)
             work, filled = _copy_up(copies, running, parts)
             lease = acquire(core, end, running.namespace)
@@ -229,27 +211,27 @@ def _load(copies: HostCopies, running: Running, end: Node, claims: Many[Claim | 
         copies.watch(work, plan)
 
 
-def _parts(copies: HostCopies, end: Node, pins: Pins, more: bool) -> tuple[list[Lacking], TransferPlan | None]:
+def _parts(copies: HostCopies, end: Node, pins: Pins, more: bool) -> tuple[list[Moves], TransferPlan | None]:
     """What is to be loaded, with the additions of plugins, pinned; and the plan, if a plugin has transfer hooks."""
     core = copies.core
-    both = [(lane, copies.by_component[lane.index]) for lane in core.shape.lanes]
+    hosts = [host for host in copies.by_component if host is not None]
     wanted: dict[Lane, Pages] = {lane: lane.paged.needs[end.end] for lane in core.shape.lanes}
     if more:
         wanted |= {lane: lane.paged.outlook[end.end] for lane in copies.optional}
-    parts = [lacking(lane, host, end, pins, wanted[lane]) for lane, host in both if host is not None]
+    parts = [lacking(host, end, pins, wanted[host.device]) for host in hosts]
     plan = None
     if core.shape.has_transfer_hooks:
-        plan = plan_of(core, "load", end, [(part.host, node) for part in parts for node in part.run])
+        plan = plan_of(core, "load", end, [(part.lane, node) for part in parts for node in part.run])
         added = proposed(core, copies.part, plan)
         if added:
             for lane in core.shape.page_lanes:
                 pages = ((low // lane.page, -(-high // lane.page)) for low, high in added.get(lane.name, ()))
                 wanted[lane] = merged((*wanted[lane], *pages))
-            parts = [lacking(part.lane, part.host, end, pins, wanted[part.lane]) for part in parts]
+            parts = [lacking(host, end, pins, wanted[host.device]) for host in hosts]
     return [part for part in parts if part.src], plan
 
 
-def _copy_up(copies: HostCopies, running: Running, parts: list[Lacking]) -> tuple[Work[Hold], set[Lane]]:
+def _copy_up(copies: HostCopies, running: Running, parts: list[Moves]) -> tuple[Work[Hold], set[Lane]]:
     """Record the copies, and enter their slots into the tree.
 
     A state is copied into the sequence's slot as well, if nothing has filled that yet, so that no copy from the tree is
@@ -261,59 +243,56 @@ def _copy_up(copies: HostCopies, running: Running, parts: list[Lacking]) -> tupl
     slots: dict[Lane, int] = {}
     if not flight.blocked(running.fence):
         slots = {lane: state.slot for lane, state in running.states if not (isinstance(lane, CodedLane) or state.ready)}
-    moves: list[Moves] = []
+    filled: set[Lane] = set()
     try:
         for part in parts:
-            part.slots = part.lane.pool.take(len(part.src))
-            mine = Moves(part.host)
-            mine.src, mine.dst = list(part.src), part.slots.tolist()
-            if part.lane in slots:
-                mine.src += part.src
-                mine.dst.append(slots[part.lane])
+            lane = part.lane.device
+            part.dst = lane.pool.take(len(part.src)).tolist()
+            if lane in slots:
+                filled.add(lane)
+                part.src *= 2
+                part.dst.append(slots[lane])
                 hold.fence = max(hold.fence, running.fence)
-            moves.append(mine)
             for node in part.run:
                 core.unwritten.read_node(hold, node, below=True)
         hold.take_fence(flight)
         if flight.blocked(hold.fence):
-            raise LoadFailed("it would have to wait for a step that is still open", ())
+            raise LoadFailed("it would have to wait for a step that is still open")
         nodes = list(dict.fromkeys(node for part in parts for node in part.run))
-        work = copies.run(moves, nodes, hold, "up")
+        work = copies.run(parts, nodes, hold, "up")
     except PrefixloomError as error:
         copies.end(before, "up")
         for part in parts:
-            part.lane.pool.give(part.slots.tobytes())
+            part.lane.device.pool.give_slots(part.dst[: len(part.places)])
         if any(work.number > before and not work.over for work in flight.works):  # some of the copies still run
             running.fence = max(running.fence, before + 1)
         if isinstance(error, LoadFailed | InvariantError):
             raise
         copies.failed += 1
-        broken = [part for part, mine in zip(parts, moves, strict=False) if mine.raised]
-        raise LoadFailed(repr(error), broken) from error
+        raise LoadFailed(repr(error), [each for part in parts if part.raised for each in part.sources]) from error
     if not work.over:  # the running states are written until then, whatever comes next
         running.fence = max(running.fence, work.number)
-    copies.follow(work, [(part.host, node) for part in parts for node in reversed(part.run)])
+    copies.follow(work, [each for part in parts for each in part.sources])
     for part in parts:
         _place(part)
     if core.watcher is not None:
         core.watcher.published(nodes)
-    return work, {part.lane for part in parts if part.lane in slots}
+    return work, filled
 
 
-def _place(part: Lacking) -> None:
+def _place(part: Moves) -> None:
     """Enter the slots of a load into the device's cells."""
-    lane = part.lane
+    lane = part.lane.device
     if isinstance(lane, StateLane):
-        lane.keep(part.run[0], part.slots[0])
-        lane.line_up(part.run)
-        return
-    assert isinstance(lane, PageLane)
-    first = part.run[0].start // lane.page
-    holding = RetainedHolding(ABSENT_BYTES * (part.run[-1].end // lane.page), first)
-    holding.whole = False
-    for place, slot in zip(part.places, part.slots, strict=True):
-        holding.table[place] = slot
-    lane.adopt(part.run, holding)
+        lane.keep(part.run[0], part.dst[0])
+    else:
+        assert isinstance(lane, PageLane)
+        first = part.run[0].start // lane.page
+        holding = RetainedHolding(ABSENT_BYTES * (part.run[-1].end // lane.page), first)
+        holding.whole = False
+        for place, slot in zip(part.places, part.dst, strict=True):
+            holding.table[place] = slot
+        lane.adopt(part.run, holding)
     lane.line_up(part.run)
 
 

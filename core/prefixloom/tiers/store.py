@@ -1,114 +1,156 @@
-"""Store: when the host tier of one cache offers data to a store, and when it looks for a prompt there.
+"""Store: the store behind the host tier of one cache, as its reads and its writes see it.
 
-A store may be attached and detached while the cache runs. ``store_writes`` makes the writes, ``store_reads`` the reads.
+A store may be attached and detached while the cache runs. Every call to it has a ticket, and its result takes effect at
+a poll, once all ranks know that the call is done (``consensus``). Tickets are numbered in the order of the calls, so a
+ticket has the same number on every rank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, Protocol
 
-from ..contract.tier_answers import Restored
-from ..operations.state import Core, Running
+from ..contract.identity import Identity
+from ..device.flight import Work
+from ..device.timeline import Kind
+from ..keys.pages import PageChain
+from ..operations.state import Core, Hold
+from ..storage import Backend, Fingerprint, Reason
 from ..tree.radix import Node
-from .host_copies import HostCopies
+from .consensus import Completions, Consensus, LocalConsensus
+from .host_copies import HostCopies, amounts
 from .host_lane import HostLane
-from .store_link import StoreLink, TierWithStore
-from .store_reads import StoreReads
-from .store_writes import PER_POLL, StoreWrites
+from .pieces import Spares, fingerprint, said
+
+Answers = tuple[Any, ...]
+
+
+class PendingCall(Protocol):
+    """A call to a store. ``answers`` is None until it is ``over``."""
+
+    @property
+    def over(self) -> bool: ...
+
+    @property
+    def answers(self) -> Answers | None: ...
+
+
+class GuardedStore(Protocol):
+    """A backend behind guards: a call returns at once, never waits for the backend, and never raises its errors."""
+
+    def ask(
+        self,
+        run: Callable[[Backend], Answers],
+        instead: Callable[[Reason, str], Answers],
+        *,
+        writes: bool = False,
+        size: int = 0,
+        released: Callable[[], None] | None = None,
+    ) -> PendingCall:
+        """Run ``run`` with the backend on a thread of the store. ``instead`` gives the answers if that fails.
+
+        ``released`` is called once, from any thread, when ``run`` uses nothing of the caller any more.
+        """
+
+    def poll(self) -> None: ...
+
+
+class TierWithStore(Protocol):
+    """A tier component that can have a store. ``store`` is None while there is none.
+
+    ``identity`` is what its records belong to.
+    """
+
+    store: GuardedStore | None
+    identity: Identity
+    consensus: Consensus
+    keep: Literal["through", "selective", "back"]
+    fetch: Literal["best_effort", "wait", "timeout"]
+    fetch_at_least: int
+
+    def patience(self, pages: int) -> float:
+        """The seconds that a fetch of so many pages may take, if ``fetch`` is "timeout"."""
+
+    def now(self) -> float: ...
 
 
 class StoreBehind:
-    """The store behind the host tier of one cache, or the place for one."""
+    """The store of one cache, or the place for one. ``attached`` is its number, in the order of their coming.
+
+    If the component of the tier cannot have a store, there is never one.
+    """
 
     def __init__(self, core: Core, copies: HostCopies, component: TierWithStore) -> None:
-        self.link = StoreLink(core, copies, component)
-        self.writes = StoreWrites(self.link)
-        self.reads = StoreReads(self.link)
-        self._component = component
-        self._lanes = copies.lanes
-        self.unseen: list[tuple[Node, bool]] = []
-        """The nodes from before the store was attached; and whether all nodes below are from before, too."""
+        self.core = core
+        self.copies = copies
+        self.component = component
+        self.store: GuardedStore | None = None
+        self.attached = 0
+        self.fingerprints: dict[int, Fingerprint] = {}
+        self.consensus: Consensus = getattr(component, "consensus", None) or LocalConsensus()
+        self.completions = Completions(self.consensus)
+        self.follows: dict[int, Callable[[int], None]] = {}
+        """What to do with the amount of each open ticket, after all ranks have agreed on it."""
+        self.spares = Spares()
+        self.chain = PageChain(core.shape.page, core.shape.lookahead)
         self._agreed: dict[int, int] = {}
 
-    # ------------------------------------------------------------ coming and going
+    def find(self) -> bool:
+        """Attach or detach a store if the tier has another one than at the last call. Return whether there is one."""
+        store = getattr(self.component, "store", None)
+        if store is not self.store:
+            self.store = store
+            self.attached += 1
+            self.find_fingerprints()
+        return store is not None
+
     def poll(self) -> None:
-        """Apply what is done on all ranks, and go on with reads and writes."""
-        self._attach_new()
-        if self.link.store is not None:
-            self.link.store.poll()
-        self.reads.poll()
-        self._agreed.update(self.link.completions.poll())
+        if self.find():
+            assert self.store is not None
+            self.store.poll()
+
+    def find_fingerprints(self) -> None:
+        """Compute the components' fingerprints from the tier's present identity."""
+        if self.store is not None:
+            page, identity = self.core.shape.page, self.component.identity
+            self.fingerprints = {lane.index: fingerprint(lane.device, page, identity) for lane in self.copies.lanes}
+
+    def open(self, follow: Callable[[int], None]) -> int:
+        """Return a new ticket. ``follow`` is called at a poll, with the amount on which all ranks have agreed."""
+        ticket = self.completions.open()
+        self.follows[ticket] = follow
+        return ticket
+
+    def apply(self) -> None:
+        """Apply what is done on all ranks."""
+        self._agreed.update(self.completions.poll())
         while self._agreed:  # if one raises, the others wait for the next poll
             ticket = next(iter(self._agreed))
-            amount = self._agreed.pop(ticket)
-            if not self.writes.advance(ticket):
-                self.reads.advance(ticket, amount)
-        self._offer_unseen()
-        self.writes.poll()
+            self.follows.pop(ticket)(self._agreed.pop(ticket))
 
-    def _attach_new(self) -> None:
-        """Attach or detach a store if the tier has another one than at the last call."""
-        store = self._component.store
-        if store is self.link.store:
-            return
-        self.link.attach(store)
-        self.unseen = []
-        if store is not None and self._component.keep == "through":
-            roots = self.link.core.index.tree.roots.values()
-            self.unseen = [(node, True) for root in roots for node in root.children]
-        for lane in self._lanes:
-            lane.going = self.writes.rescue if self._component.keep == "back" else None
+    def ask(
+        self,
+        store: GuardedStore,
+        kind: Kind,
+        work: Callable[[Backend], Answers],
+        instead: Callable[[str], Answers],
+        lanes: Iterable[HostLane] = (),
+        released: Callable[[], None] | None = None,
+    ) -> PendingCall:
+        """Call a store, timed if a timeline follows. ``lanes`` has the host lane of each piece.
 
-    @property
-    def outstanding(self) -> int:
-        """How much of what is to be written was not answered for by the store: nodes, and pieces of calls."""
-        if self.link.store is None:
-            return 0
-        return len(self.unseen) + len(self.link.copies.pending) + self.writes.outstanding
+        ``instead`` makes the answers from the reason for which the store fails.
+        """
+        pages, size = amounts((lane, (0,)) for lane in lanes)
+        times = self.core.flight.times
+        return store.ask(
+            work if times is None else times.call(kind, work, pages, size),
+            lambda reason, detail: instead(said(reason, detail)),
+            writes=kind == "write", size=size, released=released,
+        )  # fmt: skip
 
-    def _offer_unseen(self) -> None:
-        """Offer a few of the nodes from before the store was attached."""
-        for _ in range(min(PER_POLL, len(self.unseen))):
-            node, deep = self.unseen.pop()
-            if deep:
-                self.unseen.extend((kid, True) for kid in node.children)
-            self._offer(node)
-
-    def _offer(self, node: Node) -> None:
-        for lane in self._lanes:
-            if lane.cell(node) is not None:
-                self.writes.offer(lane, node)
-
-    def divided(self, upper: Node) -> None:
-        """Note that a node was split. Its upper half is a new node; the lower half is the one that is known."""
-        if self.unseen:
-            self.unseen.append((upper, False))
-
-    def flushed(self) -> None:
-        """Start anew after a flush, with the tier's present identity (of new weights, say)."""
-        self.link.find_fingerprints()
-        self.writes.flushed()
-        self.unseen = []
-        self.forget()
-
-    def forget(self, namespace: str | None = None) -> None:
-        """Give up the fetches of one namespace or of all."""
-        self.reads.forget(namespace)
-
-    # ------------------------------------------------------------ offers and fetches
-    def copied(self, lane: HostLane, node: Node) -> None:
-        """Offer data that the host has, or is about to have, at ``node``."""
-        if self.link.store is not None and self._component.keep == "through":
-            self.writes.offer(lane, node)
-
-    def used(self, nodes: Many[Node]) -> None:
-        """Offer nodes that were hit often enough."""
-        if self.link.store is not None and self._component.keep == "selective":
-            for node in nodes:
-                self._offer(node)
-
-    def fetch(self, running: Running, restored: Restored) -> None:
-        """Look in the store for more of a sequence's prompt than the cache has; the result goes to ``restored``."""
-        self._attach_new()
-        if self.link.store is not None:
-            self.reads.begin(running, restored)
+    def copies_to(self, lane: HostLane, node: Node) -> list[Work[Hold]]:
+        """Return the copies in flight, oldest first, that still have to write data of the host at ``node``."""
+        unwritten, flight = self.core.unwritten, self.core.flight
+        writing = {each.work for each in unwritten.nodes.get(node, ()) for other, _ in each.slots if other is lane}
+        return [work for work in flight.works if work in writing and work.event is not None]

@@ -10,17 +10,16 @@ used meanwhile. A fetch waits for another one that is reading the same pieces.
 from __future__ import annotations
 
 import logging
-from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Many
 from functools import partial
-from typing import Any
 
 import attrs
 
 from ..contract.identity import means
+from ..contract.reach import Interval
 from ..contract.tier_answers import Restored
-from ..device.pool import ABSENT
+from ..device.host_pool import HostPool
 from ..errors import InvariantError, PrefixloomError
 from ..operations.lease import standing_for_copies
 from ..operations.match import current, find_again, limit_of, walked_boundary
@@ -30,10 +29,11 @@ from ..storage import Backend, Key, Record
 from ..tree.lane import PageLane
 from ..tree.radix import Node
 from .consensus import LocalConsensus
-from .host_lane import HostLane, Moves, Pins
-from .pieces import SLICE, Piece, Spares, calls_of, checked, pages_of, piece_key, slices, spans_of, total
+from .host_copies import Filling
+from .host_lane import HostLane
+from .pieces import SLICE, Piece, Spares, calls_of, checked, pages_of, piece_key, said, slices, spans_of, total
 from .restore import restore_more
-from .store_link import StoreLink
+from .store import Answers, GuardedStore, PendingCall, StoreBehind
 
 log = logging.getLogger("prefixloom")
 
@@ -55,180 +55,191 @@ class FoundInStore:
 
 
 class StoreReads:
-    """The fetches of one cache from its store."""
+    """The fetches of one cache from its store: those that have not ended, in the order in which they began."""
 
-    def __init__(self, link: StoreLink) -> None:
-        self.link = link
-        self.fetches: dict[int, Fetch] = {}
-        """The fetches by the ticket for which each waits."""
-        self.reading: list[Fetch] = []
-        """The fetches that read pieces now."""
+    def __init__(self, behind: StoreBehind) -> None:
+        self.behind = behind
+        self.fetches: list[Fetch] = []
 
     def begin(self, running: Running, restored: Restored) -> None:
         """Look for more of a prompt than the cache has, if that is worth a fetch; the result goes to ``restored``."""
-        fetch = Fetch(self, running, restored)
+        if not self.behind.find():
+            return
+        assert self.behind.store is not None
+        fetch = Fetch(self, self.behind.store, running, restored)
         if fetch.promises(fetch.limit):
-            restored.over = self.link.component.fetch == "best_effort"
-            fetch.start()
+            restored.over = self.behind.component.fetch == "best_effort"
+            self.fetches.append(fetch)
+            fetch.search()
 
     def poll(self) -> None:
-        for fetch in list(self.fetches.values()):
+        for fetch in list(self.fetches):
             fetch.poll()
 
-    def advance(self, ticket: int, amount: int) -> None:
-        """Go on with the fetch that waits for ``ticket``, after all ranks have agreed on its amount."""
-        self.fetches.pop(ticket).advance(amount)
-
-    def forget(self, namespace: str | None) -> None:
-        """Give up the fetches of one namespace or of all."""
-        for fetch in self.fetches.values():
+    def forget(self, namespace: str | None = None) -> None:
+        """Give up the fetches of one namespace or of all, because it was dropped or the cache flushed."""
+        for fetch in list(self.fetches):
             if namespace is None or means(namespace, fetch.match.namespace):
                 fetch.forget()
 
 
 class Fetch:
-    """The fetch of one prompt. ``limit`` is the deepest boundary for which it searches."""
+    """The fetch of one prompt: a search, then a read of slices, one after the other.
 
-    def __init__(self, reads: StoreReads, running: Running, restored: Restored) -> None:
+    ``base``      the boundary that the cache can restore without the store
+    ``limit``     the deepest boundary for which it searches
+    ``held``      the boundary up to which the cache has the path of the components that need all of it
+    ``boundary``  the boundary whose pieces it reads
+    ``ahead``     the fetch that reads the same pieces, and for whose end this one waits
+    ``calls``     the calls of the search, or of the slice that is read, each with a batch of pieces
+    """
+
+    def __init__(self, reads: StoreReads, store: GuardedStore, running: Running, restored: Restored) -> None:
         self.reads = reads
-        self.link = reads.link
-        self.store = reads.link.store
+        self.behind = behind = reads.behind
+        self.store = store
         self.running: Running | None = running
-        self.match = match = current(reads.link.core, running.match)  # some of it may have left the tier since
+        self.match = match = current(behind.core, running.match)  # some of it may have left the tier since
         self.restored = restored
         self.key = match.key
-        self.base = match.restorable
-        self.limit = limit_of(reads.link.core, match)
-        self.held = _held_path(reads.link, match)
-        self.boundary = self.base
-        self._searches = 0
-        self._call: Any = None  # of the search
+        self.base = self.boundary = match.restorable
+        self.limit = limit_of(behind.core, match)
+        self.held = _held_path(behind, match)
+        self.ahead: Fetch | None = None
+        self.calls: list[PendingCall] = []
+        self.reading = False
+        self._batches: list[list[Piece]] = []
         self._slices: list[list[Piece]] = []  # to be read after the present one
-        self._batches: list[list[Piece]] = []  # of the present slice, one for each call
-        self.calls: list[tuple[Any, Many[Piece]]] = []
-        self.waiting: list[Fetch] = []  # the fetches that go on when this one is over
-        self._begun = reads.link.component.now()
+        self._searches = 0
+        self._ticket = -1  # of the search, or of the slice that is read
+        self._told = True  # whether the ticket is done on this rank
+        self._begun = behind.component.now()
         self._until: float | None = None
-        self._ticket: int  # of the search, or of the slice that is read
-        self._ticket_done: bool
         self._links: list[bytes] = []
 
-    def start(self) -> None:
-        """Begin to search."""
-        self._set_deadline(0)
-        self._search()
-
     def promises(self, boundary: int) -> bool:
-        """Whether ``boundary`` is worth a fetch."""
-        return boundary - self.base >= max(self.link.component.fetch_at_least, self.link.core.shape.page)
+        """Return whether ``boundary`` is worth a fetch."""
+        return boundary - self.base >= max(self.behind.component.fetch_at_least, self.behind.core.shape.page)
 
     def _set_deadline(self, pages: int) -> None:
         """Set the time by which so many pages must have arrived, if the tier has a timeout."""
-        if self.link.component.fetch == "timeout":
-            self._until = self._begun + self.link.component.patience(pages)
-
-    def forget(self) -> None:
-        """Give up, because the cache was flushed or the namespace dropped."""
-        self.running = None
-        self.restored.over = True
-        if self in self.reads.reading:
-            self.reads.reading.remove(self)
-        for other in self.waiting:
-            other.forget()
-
-    # ------------------------------------------------------------ searching
-    def _search(self) -> None:
-        """Ask the store how deep it has the prompt."""
-        self._searches += 1
-        self._open_ticket()
-        assert self.store is not None
-
-        def instead(reason: Any, detail: str) -> tuple[FoundInStore]:
-            return (FoundInStore(self.base, f"{reason} {detail}".strip()),)
-
-        self._call = self.store.ask(self.link.timed("search", self._find), instead)
+        if self.behind.component.fetch == "timeout":
+            self._until = self._begun + self.behind.component.patience(pages)
 
     def _open_ticket(self) -> None:
-        self._ticket = self.link.completions.open()
-        self.reads.fetches[self._ticket] = self
+        self._ticket, self._told = self.behind.open(self._advance), False
 
-    def _find(self, backend: Backend) -> tuple[FoundInStore]:
+    def _tell(self, amount: int) -> None:
+        self._told = True
+        self.behind.completions.done(self._ticket, amount)
+
+    def forget(self) -> None:
+        """Give up. Those that wait for this fetch have the same namespace, and are given up as well."""
+        self.running = None
+        self.restored.over = True
+        self.reads.fetches.remove(self)
+        if not self._told:
+            self._tell(0)
+
+    def poll(self) -> None:
+        """Find out whether the calls are over, or have taken too long."""
+        if self._told:
+            return
+        late = self._until is not None and self.behind.component.now() > self._until
+        if not self.reading:
+            (call,) = self.calls
+            if call.over or late:
+                found = (call.answers or ())[0] if call.over else FoundInStore(self.base, TOO_SLOW)
+                self._tell(found.boundary)
+                self.restored.note(found.note)
+            return
+        if not late and not self._failed():
+            self._ask_more()
+        if late or all(call.over for call in self.calls):
+            self._tell(self._arrived())
+
+    # ------------------------------------------------------------ searching
+    def search(self) -> None:
+        """Ask the store how deep it has the prompt."""
+        if not self._searches:
+            self._set_deadline(0)
+        self._searches += 1
+        self._open_ticket()
+        self.calls = [self.behind.ask(self.store, "search", self._find, lambda why: (FoundInStore(self.base, why),))]
+
+    def _find(self, backend: Backend) -> Answers:
         """Find the deepest boundary. It runs on the store's thread, and reads nothing that may change meanwhile."""
-        core = self.link.core
-        page, chain = core.shape.page, self.link.chain
+        page, chain, lanes = self.behind.core.shape.page, self.behind.chain, self.behind.copies.lanes
         if not self._links:
             root = chain.root(self.match.namespace)
             self._links = chain.pages(self.match.tokens, root, end=self.limit // page)
-        depth = self.limit
-        closed = [lane for lane in self.link.copies.lanes if lane.closed_upward]
+        closed = [lane for lane in lanes if lane.closed_upward]
+        others = [lane for lane in lanes if not lane.closed_upward]
+        depth: int | None = self.limit
         if closed:
-            depth = self._path_depth(backend, closed, depth)
-        others = [lane for lane in self.link.copies.lanes if not lane.closed_upward]
-        for high in range(depth, self.base, -page * LOOK):
-            bounds = range(high, max(self.base, high - page * LOOK), -page)
-            wanted = {
-                b: [self._key(lane, *span) for lane in others for span in spans_of(lane.device, b)] for b in bounds
-            }
+            below = range(self.held, self.limit, page)
+            depth = self._first(backend, closed, below, lambda lane, at: pages_of(lane, at, at + page), there=False)
+        bounds = range(self.limit if depth is None else depth, self.base, -page)
+        found = self._first(backend, others, bounds, lambda lane, at: spans_of(lane.device, at), there=True)
+        return (FoundInStore(self.base, self._why_not(backend)) if found is None else FoundInStore(found),)
+
+    def _first(
+        self,
+        backend: Backend,
+        lanes: Many[HostLane],
+        bounds: range,
+        spans: Callable[[HostLane, int], Iterable[Interval]],
+        there: bool,
+    ) -> int | None:
+        """Return the first of ``bounds`` of which the store has all pieces; if not ``there``, of which it lacks one."""
+        for low in range(0, len(bounds), LOOK):
+            wanted = {at: [self._key(lane, *span) for lane in lanes for span in spans(lane, at)]
+                      for at in bounds[low : low + LOOK]}  # fmt: skip
             keys = list(dict.fromkeys(key for some in wanted.values() for key in some))
-            there = dict(zip(keys, backend.exists(keys), strict=True)) if keys else {}
-            for b, some in wanted.items():
-                if all(there[key] for key in some):
-                    return (FoundInStore(b),)
-        return (FoundInStore(self.base, self._why_not(backend)),)
+            exists = dict(zip(keys, backend.exists(keys), strict=True)) if keys else {}
+            for at, some in wanted.items():
+                if all(exists[key] for key in some) is there:
+                    return at
+        return None
 
     def _why_not(self, backend: Backend) -> str:
-        """The store's reason for the first missing piece, if it is another one than its absence."""
-        at = self.base
-        if at // self.link.core.shape.page >= len(self._links):
+        """Return the store's reason for the first missing piece, if it is another one than its absence."""
+        page, lane = self.behind.core.shape.page, self.behind.copies.lanes[0]
+        if self.base // page >= len(self._links):
             return ""
-        lane = self.link.copies.lanes[0]
-        end = at + self.link.core.shape.page
-        start = end if lane.unit == "boundary" else end - lane.part.page_tokens
+        end = self.base + page
+        start = end if lane.unit == "boundary" else end - lane.page
         (answer,) = backend.get([self._key(lane, start, end)])
-        return "" if isinstance(answer, Record) or answer.reason == "absent" else f"{answer.reason}: {answer.detail}"
-
-    def _path_depth(self, backend: Backend, closed: Many[HostLane], depth: int) -> int:
-        """The depth to which the store has the path of the components that need all of it, below that of the cache."""
-        page = self.link.core.shape.page
-        for low in range(self.held, depth, page * LOOK):
-            bounds = range(low, min(depth, low + page * LOOK), page)
-            keys = [
-                (b, self._key(lane, *span)) for b in bounds for lane in closed for span in pages_of(lane, b, b + page)
-            ]
-            there = backend.exists([key for _, key in keys])
-            for (b, _), found in zip(keys, there, strict=True):
-                if not found:
-                    return b
-        return depth
+        return "" if isinstance(answer, Record) or answer.reason == "absent" else said(answer.reason, answer.detail)
 
     def _key(self, lane: HostLane, start: int, end: int) -> Key:
-        link = self._links[(end - 1) // self.link.core.shape.page]
-        return piece_key(lane, self.link.fingerprints[lane.index], link, start, end)
+        link = self._links[(end - 1) // self.behind.core.shape.page]
+        return piece_key(lane, self.behind.fingerprints[lane.index], link, start, end)
 
     # ------------------------------------------------------------ reading
     def _read(self) -> None:
         """Ask for the pieces of ``boundary``, or wait for another fetch that reads most of them already."""
-        ahead = next((other for other in self.reads.reading if self._comes_after(other)), None)
-        if ahead is not None:
-            ahead.waiting.append(self)
+        self.ahead = next((other for other in self.reads.fetches if self._comes_after(other)), None)
+        if self.ahead is not None:
             return
-        self._slices = slices(self.link.copies.lanes, self.held, self.boundary, self.link.core.shape.page)
+        self._slices = slices(self.behind.copies.lanes, self.held, self.boundary, self.behind.core.shape.page)
         if not self._slices:  # the cache has all pieces already
             self._end()
             return
-        self.reads.reading.append(self)
+        self.reading = True
         self._set_deadline(sum(map(len, self._slices)))
         self._read_slice()
 
     def _comes_after(self, other: Fetch) -> bool:
-        """Whether the other fetch brings all that is missing here, or at least half of the path."""
-        page, size = self.link.core.shape.page, self.link.core.index.tree.page_bytes
+        """Return whether the other fetch brings all that is missing here, or at least half of the path."""
+        page, size = self.behind.core.shape.page, self.behind.core.index.tree.page_bytes
         shared = self.boundary
-        if other.boundary != shared and any(lane.closed_upward for lane in self.link.copies.lanes):
+        if other.boundary != shared and any(lane.closed_upward for lane in self.behind.copies.lanes):
             shared = -(-(self.held + self.boundary) // 2 // page) * page
         upto = shared // page * size
         return (
-            (self.held < shared <= other.boundary or other.boundary == self.boundary)
+            other.reading
+            and (self.held < shared <= other.boundary or other.boundary == self.boundary)
             and other.match.namespace == self.match.namespace
             and other.key[:upto] == self.key[:upto]
         )
@@ -236,136 +247,113 @@ class Fetch:
     def _read_slice(self) -> None:
         """Begin to read the next slice, with one ticket for all of its calls."""
         self._open_ticket()
-        self._ticket_done = False
         self._batches = calls_of(self._slices.pop(0))
         self.calls = []
         self._ask_more()
 
     def _ask_more(self) -> None:
         """Make further calls, as long as those that are not over yet ask for no more bytes than a slice has."""
-        waiting = sum(total(batch) for call, batch in self.calls if not call.over)
+        waiting = sum(total(batch) for call, batch in zip(self.calls, self._batches, strict=False) if not call.over)
         for batch in self._batches[len(self.calls) :]:
             waiting += total(batch)
             if waiting > max(SLICE, total(batch)):
                 return
-            self._ask(batch)
+            lanes = [piece.lane for piece in batch]
+            self.calls.append(
+                self.behind.ask(self.store, "read", partial(self._get, batch), partial(_each, batch), lanes)
+            )
 
-    def _ask(self, batch: Many[Piece]) -> None:
-        """Ask for some pieces in one call. Their keys are computed on the store's thread."""
-        spares = self.link.spares
-
-        def read(backend: Backend) -> tuple[Any, ...]:
-            keys = [self._key(piece.lane, piece.start, piece.end) for piece in batch]
-            into = [spares.take(piece.size) for piece in batch]
-            answers = backend.get(keys, into)
-            if not isinstance(answers, tuple) or len(answers) != len(keys):
-                raise TypeError(f"{type(backend).__name__}.get answered {answers!r:.200} for {len(keys)} keys")
-            return tuple(map(checked, batch, keys, answers, into))
-
-        def instead(reason: Any, detail: str) -> tuple[Any, ...]:
-            return (f"{reason} {detail}".strip(),) * len(batch)
-
-        assert self.store is not None
-        timed = self.link.timed("read", read, [piece.lane for piece in batch])
-        self.calls.append((self.store.ask(timed, instead, size=total(batch)), batch))
-
-    def poll(self) -> None:
-        """Find out whether the calls are over, or have taken too long."""
-        late = self._until is not None and self.link.component.now() > self._until
-        if self._call is not None:
-            if self._call.over or late:
-                found = self._call.answers[0] if self._call.over else FoundInStore(self.base, TOO_SLOW)
-                self._call = None
-                self.link.completions.done(self._ticket, found.boundary)
-                self.restored.note(found.note)
-        elif self.calls and not self._ticket_done:
-            if not late and not self._failed():
-                self._ask_more()
-            if late or all(call.over for call, _ in self.calls):
-                self._ticket_done = True
-                self.link.completions.done(self._ticket, self._arrived())
+    def _get(self, batch: Many[Piece], backend: Backend) -> Answers:
+        """Read some pieces in one call. It runs on the store's thread, which computes their keys as well."""
+        spares = self.behind.spares
+        keys = [self._key(piece.lane, piece.start, piece.end) for piece in batch]
+        into = [spares.take(piece.size) for piece in batch]
+        answers = backend.get(keys, into)
+        if not isinstance(answers, tuple) or len(answers) != len(keys):
+            raise TypeError(f"{type(backend).__name__}.get answered {answers!r:.200} for {len(keys)} keys")
+        return tuple(map(checked, batch, keys, answers, into))
 
     def _failed(self) -> bool:
-        """Whether a piece is known to be missing, so that the pieces after it are of no use."""
-        return any(isinstance(answer, str) for call, _ in self.calls if call.over for answer in call.answers)
+        """Return whether a piece is known to be missing, so that the pieces after it are of no use."""
+        return any(isinstance(answer, str) for call in self.calls for answer in call.answers or ())
 
     def _arrived(self) -> int:
-        """The number of complete calls, from the first on."""
-        for number, (call, batch) in enumerate(self.calls):
+        """Return the number of complete calls, from the first on."""
+        for number, (call, batch) in enumerate(zip(self.calls, self._batches, strict=False)):
             if not call.over:
                 self.restored.note(TOO_SLOW)
                 return number
-            for piece, answer in zip(batch, call.answers, strict=True):
+            for piece, answer in zip(batch, call.answers or (), strict=True):
                 if isinstance(answer, str):
                     self.restored.note(f"{piece.lane.device.name} at {piece.end}: {answer}")
                     return number
         return len(self.calls)
 
     # ------------------------------------------------------------ after all ranks have agreed
-    def advance(self, amount: int) -> None:
-        """Go on, after all ranks have agreed on the amount. An error ends this fetch, and serving goes on."""
-        self._guarded(partial(self._advance, amount))
+    def _advance(self, amount: int) -> None:
+        """Go on, after all ranks have agreed on the amount."""
+        if self.running is not None:
+            self._guarded(partial(self._take if self.reading else self._go_deep, amount))
 
     def _guarded(self, step: Callable[[], None]) -> None:
-        if self.running is None:
-            return
+        """Take a step. An error ends this fetch, and serving goes on."""
         try:
             step()
         except PrefixloomError as error:
-            self.running = None
-            self.restored.over = True
-            self._wake_waiting()
+            self._close()
             if isinstance(error, InvariantError):
                 raise
             log.warning("what a store brought is left out: %r", error)
             self.restored.note(str(error))
 
-    def _advance(self, amount: int) -> None:
-        if not self.calls:
-            agreed = isinstance(self.link.consensus, LocalConsensus) or (self._searches > 1 and amount == self.limit)
-            if not self.promises(amount):
-                self._end()
-            elif not agreed:  # another rank found less: search again up to there
-                self.limit = amount
-                self._search()
-            else:
-                self.boundary = self.restored.wanted = amount
-                self._read()
-            return
-        whole = amount == len(self._batches)
+    def _go_deep(self, boundary: int) -> None:
+        """Read what all ranks have found. If that is less than some have, search again up to there."""
+        agreed = isinstance(self.behind.consensus, LocalConsensus) or (self._searches > 1 and boundary == self.limit)
+        if not self.promises(boundary):
+            self._end()
+        elif not agreed:
+            self.limit = boundary
+            self.search()
+        else:
+            self.boundary = self.restored.wanted = boundary
+            self._read()
+
+    def _take(self, complete: int) -> None:
+        """Enter the pieces of the calls that are complete, and read the next slice or end."""
+        whole = complete == len(self._batches)
         brought = [
             (piece, answer)
-            for call, batch in self.calls[:amount]
-            for piece, answer in zip(batch, call.answers, strict=True)
+            for call, batch in zip(self.calls[:complete], self._batches, strict=False)
+            for piece, answer in zip(batch, call.answers or (), strict=True)
         ]
         if brought:
             place(self, brought, whole)
         if whole and self._slices:
-            waiting, self.waiting = self.waiting, []
-            for other in waiting:  # some may have all pieces by now
-                other.go_on()
+            self._wake_waiting()  # some may have all pieces by now
             self._read_slice()
         else:
             self._end()
 
     def _end(self) -> None:
         """End the fetch: restore the sequence, and let the fetches that wait go on."""
-        running = self.running
+        running, self.running = self.running, None
+        assert running is not None
+        restore_more(self.behind.copies, running, self.restored)
+        if self.restored.ready < self.restored.wanted and not self.restored.why:
+            self.restored.note("what the store brought found no room in the tier, or has left it again")
+        self._close()
+
+    def _close(self) -> None:
         self.running = None
-        self.calls = []
-        if running is not None:
-            restore_more(self.link.copies, running, self.restored)
-            if self.restored.ready < self.restored.wanted and not self.restored.why:
-                self.restored.note("what the store brought found no room in the tier, or has left it again")
         self.restored.over = True
+        self.calls = []
+        if self in self.reads.fetches:
+            self.reads.fetches.remove(self)
         self._wake_waiting()
 
     def _wake_waiting(self) -> None:
         """Let the fetches that wait for this one go on."""
-        if self in self.reads.reading:
-            self.reads.reading.remove(self)
-        waiting, self.waiting = self.waiting, []
-        for other in waiting:
+        for other in [each for each in self.reads.fetches if each.ahead is self]:
             other.go_on()
 
     def go_on(self) -> None:
@@ -374,29 +362,34 @@ class Fetch:
 
     def _read_rest(self) -> None:
         assert self.running is not None
-        match = find_again(self.link.core, self.running.match)
+        match = find_again(self.behind.core, self.running.match)
         if match.restorable >= self.boundary:
             self._end()
             return
-        self.held = min(self.boundary, _held_path(self.link, match))
+        self.held = min(self.boundary, _held_path(self.behind, match))
         self._read()
 
 
-def _held_path(link: StoreLink, match: Match) -> int:
+def _each(pieces: Many[Piece], why: str) -> Answers:
+    """Return the answers for pieces that the store did not read."""
+    return (why,) * len(pieces)
+
+
+def _held_path(behind: StoreBehind, match: Match) -> int:
     """The boundary up to which the cache has the path of the components that need all of it."""
-    core = link.core
+    core = behind.core
     node, boundary = match.walked_to, walked_boundary(core, match)
     for lane in core.shape.lanes:
-        host = link.copies.by_component[lane.index]
+        host = behind.copies.by_component[lane.index]
         if host is not None and isinstance(lane, PageLane) and host.closed_upward:
-            node, boundary = link.copies.residencies[lane.index].deepest(node, boundary)
+            node, boundary = behind.copies.residencies[lane.index].deepest(node, boundary)
     return boundary
 
 
 # ---------------------------------------------------------------- entering what arrived
 
 
-Brought = Many[tuple[Piece, Any]]
+Brought = Many[tuple[Piece, Record]]
 
 
 def place(fetch: Fetch, brought: Brought, whole: bool) -> None:
@@ -405,7 +398,7 @@ def place(fetch: Fetch, brought: Brought, whole: bool) -> None:
 
     ``whole``: all that was asked for has arrived.
     """
-    core, lanes = fetch.link.core, fetch.link.copies.lanes
+    core = fetch.behind.core
     upto = fetch.boundary if whole else _path_end(fetch, brought)
     if upto <= 0:
         return
@@ -419,13 +412,7 @@ def place(fetch: Fetch, brought: Brought, whole: bool) -> None:
     for node in run:
         node.protect()  # it may hold nothing yet, or lose what it holds when room is made
     try:
-        with Pins() as pins:
-            for lane in lanes:  # making room must not evict the path itself
-                for node in run if lane.closed_upward else ():
-                    cell = lane.cell(node)
-                    if cell is not None:
-                        pins.add(lane, cell)
-            _fill(fetch, run, brought, pins)  # what lies deeper has no node here
+        _fill(fetch, run, brought)
     finally:
         for node in (*reversed(run), root):
             node.unprotect()
@@ -436,60 +423,39 @@ def _path_end(fetch: Fetch, brought: Brought) -> int:
     """The boundary up to which the whole path arrived."""
     ends = [
         max((piece.end for piece, _ in brought if piece.lane is lane), default=fetch.held)
-        for lane in fetch.link.copies.lanes
+        for lane in fetch.behind.copies.lanes
         if lane.closed_upward
     ]
-    page = fetch.link.core.shape.page
+    page = fetch.behind.core.shape.page
     return min(ends, default=0) // page * page
 
 
-def _fill(fetch: Fetch, run: list[Node], brought: Brought, pins: Pins) -> None:
+def _fill(fetch: Fetch, run: list[Node], brought: Brought) -> None:
     """Take host slots for what arrived, enter them at the nodes of ``run``, and enqueue the writes of their content."""
-    link, copies = fetch.link, fetch.link.copies
-    hold = standing_for_copies(link.core)
-    moves: list[Moves] = []
-    try:
+    behind, copies = fetch.behind, fetch.behind.copies
+    with Filling(copies, run, standing_for_copies(behind.core)) as filling:
+        for lane in copies.lanes:  # making room must not evict the path itself
+            for node in run if lane.closed_upward else ():
+                filling.pins.add(lane, lane.cell(node))
         for lane in copies.lanes:
-            moves.append(Moves(lane))
-            filled: list[Any] = []
             mine = {piece.start: answer.payload for piece, answer in brought if piece.lane is lane}
-            for node in run:
-                places, payloads = _missing(lane, node, mine)
+            payloads: list[memoryview] = []
+            for node in run:  # what lies deeper than the run has no node
+                places = [place for place in lane.absent(node) if lane.span(node, place)[0] in mine]
                 is_new = lane.cell(node) is None
-                if not places or not copies.reserve(moves[-1], node, places, pins):
+                if not places or not filling.reserve(lane, node, places):
                     continue
-                filled += payloads
-                if is_new and fetch.store is link.store:
+                payloads += [mine[lane.span(node, place)[0]] for place in places]
+                if is_new and fetch.store is behind.store:
                     cell = lane.cell(node)
-                    cell.store, cell.stored = link.attached, cell.places
-            moves[-1].write = partial(_write, link.spares, lane.pool, moves[-1].dst, filled)
-        hold.take_fence(link.core.flight)
-        moving = [each for each in moves if each.dst]
-        if moving:
-            copies.run(moving, run, hold, "fetch")
-    except PrefixloomError:
-        for each in moves:
-            each.take_back(run)
-        raise
-    copies.fetched += sum(len(each.dst) for each in moves)
+                    cell.store, cell.stored = behind.attached, cell.places
+            moves = filling.moves[lane]
+            moves.write = partial(_write, behind.spares, lane.pool, moves.dst, payloads)
+        filling.run("fetch")
+    copies.fetched += sum(len(moves.dst) for moves in filling.moves.values())
 
 
-def _missing(lane: HostLane, node: Node, mine: dict[int, Any]) -> tuple[list[int], list[Any]]:
-    """The places of ``node``'s edge that arrived and that the host has not, with their content."""
-    cell = lane.cell(node)
-    if lane.unit == "boundary":
-        return ([0], [mine[node.end]]) if cell is None and node.end in mine else ([], [])
-    page, start = lane.part.page_tokens, node.start
-    ours = None if cell is None else array("i", cell.data)
-    places = [
-        place
-        for place in range((node.end - start) // page)
-        if start + place * page in mine and (ours is None or ours[place] == ABSENT)
-    ]
-    return places, [mine[start + place * page] for place in places]
-
-
-def _write(spares: Spares, pool: Any, slots: Many[int], payloads: Many[Any]) -> None:
+def _write(spares: Spares, pool: HostPool, slots: Many[int], payloads: Many[memoryview]) -> None:
     for slot, payload in zip(slots, payloads, strict=True):
         pool.write_from(slot, payload)
         spares.give(payload)

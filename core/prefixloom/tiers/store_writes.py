@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import zip_longest
 from typing import Any
@@ -23,8 +23,8 @@ from ..operations.state import Core, Hold
 from ..storage import Backend, Fingerprint, Record, Refused, Stored
 from ..tree.radix import Node, path_key, path_up, root_of
 from .host_lane import HostCell, HostLane
-from .pieces import Spares, links_at, piece_key
-from .store_link import PendingCall, StoreLink
+from .pieces import Spares, links_at, piece_key, said
+from .store import Answers, PendingCall, StoreBehind
 
 PER_POLL = 256
 """The most places of edges that are handed over at one poll: about a millisecond of the scheduling thread."""
@@ -49,185 +49,216 @@ class Writing:
 
 
 class StoreWrites:
-    """The writes of one cache to its store: the cells that were offered, and the calls that are not over yet."""
+    """The writes of one cache to its store: the cells that were offered, and the calls that are not over yet.
 
-    def __init__(self, link: StoreLink) -> None:
-        self.link = link
+    ``handed`` counts the pieces of all calls, ``stored`` and ``refused`` those whose result is known.
+    """
+
+    def __init__(self, behind: StoreBehind) -> None:
+        self.behind = behind
         self.queue: deque[tuple[HostLane, Node]] = deque()
+        self.unseen: list[tuple[Node, bool]] = []
+        """The nodes from before the store was attached; and whether all nodes below are from before, too."""
         self.calls: list[Writing] = []
-        self.let_go: dict[int, Callable[[], None]] = {}
         self.handed = self.stored = self.refused = 0
+        self._seen = 0  # the number of the store for which ``unseen`` was made
+        for lane in behind.copies.lanes:
+            lane.going = self.rescue
+
+    @property
+    def outstanding(self) -> int:
+        """How much of what is to be written was not answered for by the store: nodes, and pieces of calls."""
+        if self.behind.store is None:
+            return 0
+        written = sum(writing.count for writing in self.calls)
+        return len(self.unseen) + len(self.behind.copies.pending) + len(self.queue) + written
+
+    # ------------------------------------------------------------ offers
+    def copied(self, lane: HostLane, node: Node) -> None:
+        """Offer data that the host has, or is about to have, at ``node``."""
+        if self._keeps("through"):
+            self.offer(lane, node)
+
+    def used(self, nodes: Sequence[Node]) -> None:
+        """Offer nodes that were hit often enough."""
+        if self._keeps("selective"):
+            for node in nodes:
+                self._offer_all(node)
+
+    def _keeps(self, when: str) -> bool:
+        return self.behind.store is not None and self.behind.component.keep == when
 
     def offer(self, lane: HostLane, node: Node) -> None:
         self.queue.append((lane, node))
 
+    def _offer_all(self, node: Node) -> None:
+        for lane in self.behind.copies.lanes:
+            if lane.cell(node) is not None:
+                self.offer(lane, node)
+
+    def _offer_unseen(self) -> None:
+        """Offer a few of the nodes from before the store was attached."""
+        if self._seen != self.behind.attached:
+            self._seen, self.unseen = self.behind.attached, []
+            if self._keeps("through"):
+                roots = self.behind.core.index.tree.roots.values()
+                self.unseen = [(node, True) for root in roots for node in root.children]
+        for _ in range(min(PER_POLL, len(self.unseen))):
+            node, deep = self.unseen.pop()
+            if deep:
+                self.unseen.extend((kid, True) for kid in node.children)
+            self._offer_all(node)
+
+    def divided(self, upper: Node) -> None:
+        """Note that a node was split. Its upper half is a new node; the lower half is the one that is known."""
+        if self.unseen:
+            self.unseen.append((upper, False))
+
     def flushed(self) -> None:
         self.queue.clear()
+        self.unseen = []
 
-    @property
-    def outstanding(self) -> int:
-        """What was offered and is not handed over, and the pieces of calls whose results are not counted."""
-        return len(self.queue) + sum(writing.count for writing in self.calls)
-
-    def handed_of(self, cell: HostCell) -> int:
-        """The number of places of ``cell`` that the present store was given."""
-        if cell.store != self.link.attached:
-            cell.store, cell.stored = self.link.attached, 0
-        return cell.stored
-
-    def advance(self, ticket: int) -> bool:
-        """Unpin what this ticket pinned, if it is one of a write: all ranks know that the store is done with it."""
-        let_go = self.let_go.pop(ticket, None)
-        if let_go is not None:
-            let_go()
-        return let_go is not None
-
-    # ------------------------------------------------------------ scheduling
+    # ------------------------------------------------------------ handing over
     def poll(self) -> None:
         """Count the results of calls that are over, and hand over more."""
         going = []
         for writing in self.calls:
-            if not writing.call.over:
+            if writing.call.over:
+                self._count(writing, writing.call.answers or ())
+            else:
                 going.append(writing)
-                continue
-            answers = writing.call.answers or ()
-            stored = min(writing.count, sum(isinstance(answer, Stored) for answer in answers))
-            self.stored += stored
-            self.refused += writing.count - stored
-            for path, answer in zip_longest(writing.paths, answers[: len(writing.paths)]):
-                self._tell(path, answer)
         self.calls = going
+        self._offer_unseen()
         left = PER_POLL
         for _ in range(len(self.queue)):
-            if left <= 0 or self.link.store is None:
+            if left <= 0 or self.behind.store is None:
                 break
             lane, node = self.queue.popleft()
-            # its upper half may have been split off since the offer, with part of what was offered
             above: HostCell | None = lane.cell_above(node)
-            if above is not None and self.handed_of(above) < above.places:
-                self.queue.append((lane, above.node))
-            cell: HostCell | None = lane.cell(node)
-            if cell is not None and self.handed_of(cell) < cell.places:
-                left -= self._hand_over(lane, node, cell, left)
+            if above is not None and self.left(above):
+                self.queue.append((lane, above.node))  # it may have been split off since the offer
+            if count := min(left, self.left(cell := lane.cell(node))):
+                for batch in self._take(lane, cell, count):
+                    self._put(lane, cell, batch)
+                if self.left(cell):
+                    self.queue.appendleft((lane, node))
+                left -= count
 
-    def _hand_over(self, lane: HostLane, node: Node, cell: HostCell, most: int) -> int:
-        """Hand over at most ``most`` places of a cell, and return how many; the others follow at the next poll."""
-        before = cell.stored
-        pieces = self.pieces(lane, node, cell, most)
-        cell.stored = min(cell.places, before + most)
-        if cell.stored < cell.places:
-            self.queue.appendleft((lane, node))
-        for first in range(0, len(pieces), PER_CALL):
-            self._put(lane, node, cell, pieces[first : first + PER_CALL])
-        return cell.stored - before
+    def left(self, cell: HostCell | None) -> int:
+        """Return the number of places of ``cell`` that the present store was not given."""
+        if cell is None:
+            return 0
+        if cell.store != self.behind.attached:
+            cell.store, cell.stored = self.behind.attached, 0
+        return cell.places - cell.stored
 
     def rescue(self, lane: HostLane, cell: HostCell) -> None:
         """Copy the content of ``cell``, which is about to be evicted from the host, and hand it over."""
-        store, pool = self.link.store, lane.pool
-        assert isinstance(pool, HostPool)
-        if store is None or self.handed_of(cell) >= cell.places:
+        if not self._keeps("back"):
             return
-        pieces = self.pieces(lane, cell.node, cell, cell.places)
-        self.handed += len(pieces)
-        if self.link.copies_to(lane, cell.node):
-            self.refused += len(pieces)
-            return
-        for first in range(0, len(pieces), PER_CALL):
-            batch = pieces[first : first + PER_CALL]
-            spares = self.link.spares
-            payloads = [content(spares, pool, slot) for *_, slot in batch]
-            fingerprint = self.link.fingerprints[lane.index]
-            write = partial(put, spares=spares, fingerprint=fingerprint, lane=lane, pieces=batch, payloads=payloads)
-            timed = self.link.timed("write", write, [lane] * len(batch))
-            call = store.ask(timed, nothing(len(batch)), writes=True, size=len(batch) * pool.record_bytes)
-            self.calls.append(Writing(call, len(batch), self._paths(lane, cell.node, batch)))
-            if call.over:  # the store did not take it, and would not take the others either
-                self.refused += len(pieces) - first - len(batch)
-                return
+        written = not self.behind.copies_to(lane, cell.node)
+        for batch in self._take(lane, cell, self.left(cell)):
+            self.handed += len(batch)
+            if written:
+                payloads = [content(self.behind.spares, lane.pool, slot) for *_, slot in batch]
+                call = self._ask(lane, cell.node, batch, partial(self._put_of(lane, batch), payloads=payloads))
+                written = not call.over  # else the store did not take it, and would not take the others either
+            else:
+                self.refused += len(batch)
 
-    def pieces(self, lane: HostLane, node: Node, cell: HostCell, most: int) -> list[PieceToStore]:
-        """The pieces of the next ``most`` places of a cell to store."""
-        core = self.link.core
-        found: list[PieceToStore] = []
-        start, end = node.start, node.end
-        if lane.unit == "boundary":
-            spans = [(end, end, cell.data)]
-        else:
-            page, first = lane.part.page_tokens, cell.stored
-            spans = [
-                (start + place * page, start + (place + 1) * page, slot)
-                for place, slot in enumerate(array("i", cell.data)[first : first + most], first)
-                if slot != ABSENT
-            ]
-        if not spans:
-            return found
-        links = links_at(self.link.chain, core.keys, node, (spans[-1][1] - 1 - start) // core.shape.page + 1)
-        for low, high, slot in spans:
-            found.append((links[(high - 1 - start) // core.shape.page], low, high, slot))
-        return found
+    def _take(self, lane: HostLane, cell: HostCell, count: int) -> Iterator[list[PieceToStore]]:
+        """Return the pieces of the next ``count`` places of a cell, for one call each time."""
+        node, page, first = cell.node, self.behind.core.shape.page, cell.stored
+        cell.stored += count
+        start = node.start
+        slots = array("i", cell.data)[first : cell.stored]
+        found = [(*lane.span(node, place), slot) for place, slot in enumerate(slots, first) if slot != ABSENT]
+        if found:
+            links = links_at(self.behind.chain, self.behind.core.keys, node, (found[-1][1] - 1 - start) // page + 1)
+            pieces = [(links[(high - 1 - start) // page], low, high, slot) for low, high, slot in found]
+            for at in range(0, len(pieces), PER_CALL):
+                yield pieces[at : at + PER_CALL]
 
-    def _put(self, lane: HostLane, node: Node, cell: HostCell, pieces: Sequence[PieceToStore]) -> None:
-        core, store = self.link.core, self.link.store
-        assert store is not None
-        lane.pin(cell)
-        span, flushes = node.start, core.index.flushes
-        pool: Any = lane.pool
-        resets, spares = pool.resets, self.link.spares
-        copies, fingerprint = self.link.copies_to(lane, node), self.link.fingerprints[lane.index]
+    def _put(self, lane: HostLane, cell: HostCell, pieces: list[PieceToStore]) -> None:
+        """Write pieces of ``cell``, which stays pinned until all ranks have read them."""
+        behind, core, node, pool = self.behind, self.behind.core, cell.node, lane.pool
+        span, flushes, resets = node.start, core.index.flushes, pool.resets
+        copies = behind.copies_to(lane, node)
         before = [work for work in core.flight.works if copies and work.number <= copies[-1].number and work.event]
         writers = core.unwritten.writers(node) if copies else []
-        completions = self.link.completions
-        ticket = completions.open()
-        pinned = [partial(completions.done, ticket, 1)]
+        lane.pin(cell)
 
-        def let_go() -> None:
+        def unpin(_: int) -> None:
             if flushes == core.index.flushes:
                 unpin_span(core, lane, node, cell, span)
                 if core.index.dropped_roots:
                     sweep(core)
 
+        pinned = [partial(behind.completions.done, behind.open(unpin), 1)]
+
         def released() -> None:  # called by ``write``, or when ``write`` will never run
             while pinned:
                 pinned.pop()()
 
-        def write(backend: Backend) -> tuple[Any, ...]:
+        def write(backend: Backend) -> Answers:
             if not copied(copies, before, writers):  # the copy to the host failed, or what wrote its source
                 return (None,) * len(pieces)
-            payloads = [content(spares, pool, slot) for *_, slot in pieces]
+            payloads = [content(behind.spares, pool, slot) for *_, slot in pieces]
             stale = pool.resets != resets  # after a flush the slots may have another owner
             released()
-            return (None,) * len(pieces) if stale else put(backend, spares, fingerprint, lane, pieces, payloads)
+            return (None,) * len(pieces) if stale else store(backend, payloads=payloads)
 
-        size = len(pieces) * pool.record_bytes
+        store = self._put_of(lane, pieces)
         self.handed += len(pieces)
-        self.let_go[ticket] = let_go
-        timed = self.link.timed("write", write, [lane] * len(pieces))
-        call = store.ask(timed, nothing(len(pieces)), writes=True, size=size, released=released)
-        self.calls.append(Writing(call, len(pieces), self._paths(lane, node, pieces)))
+        self._ask(lane, node, pieces, write, released)
 
-    # ------------------------------------------------------------ journals
+    def _put_of(self, lane: HostLane, pieces: list[PieceToStore]) -> Callable[..., Answers]:
+        """Return ``put`` for these pieces, under the present fingerprint."""
+        return partial(
+            put, spares=self.behind.spares, fingerprint=self.behind.fingerprints[lane.index], lane=lane, pieces=pieces
+        )
+
+    def _ask(
+        self,
+        lane: HostLane,
+        node: Node,
+        pieces: list[PieceToStore],
+        write: Callable[[Backend], Answers],
+        released: Callable[[], None] | None = None,
+    ) -> PendingCall:
+        count, store = len(pieces), self.behind.store
+        assert store is not None
+        call = self.behind.ask(store, "write", write, lambda why: (why,) * count, [lane] * count, released)
+        self.calls.append(Writing(call, count, self._paths(lane, node, pieces)))
+        return call
+
+    # ------------------------------------------------------------ results
+    def _count(self, writing: Writing, answers: Answers) -> None:
+        """Count the results of a call, and tell journals of each piece that is not in the store, with the reason."""
+        stored = min(writing.count, sum(isinstance(answer, Stored) for answer in answers))
+        self.stored += stored
+        self.refused += writing.count - stored
+        recorder = self.behind.core.recorder
+        for path, answer in zip_longest(writing.paths, answers[: len(writing.paths)]):
+            if recorder.journals and not isinstance(answer, Stored):
+                if isinstance(answer, Refused):
+                    answer = said(answer.reason, answer.detail)
+                cause = answer if isinstance(answer, str) else "the copy to the host failed"
+                recorder.refused(tier="store", cause=cause, **path)
+
     def _paths(self, lane: HostLane, node: Node, pieces: Sequence[PieceToStore]) -> Sequence[dict[str, Any]]:
-        """What a journal is told of each piece if the store refuses it."""
-        if not self.link.core.recorder.journals:
+        """Return what a journal is told of each piece if the store refuses it."""
+        if not self.behind.core.recorder.journals:
             return ()
-        tokens, is_state = self.link.core.keys.tokens_in(path_key(node)), lane.unit == "boundary"
+        tokens, is_state = self.behind.core.keys.tokens_in(path_key(node)), lane.unit == "boundary"
         common = {"component": lane.name, "namespace": root_of(node).namespace, "tokens": tokens}
         return [
             {**common, "boundary": high} if is_state else {**common, "spans": ((low, high),)}
             for _, low, high, _ in pieces
         ]
 
-    def _tell(self, path: dict[str, Any], answer: Any) -> None:
-        """Tell journals if a piece is not in the store, with its reason."""
-        recorder = self.link.core.recorder
-        if recorder.journals and not isinstance(answer, Stored):
-            if isinstance(answer, Refused):
-                answer = f"{answer.reason}: {answer.detail}".strip(": ")
-            cause = answer if isinstance(answer, str) else "the copy to the host failed"
-            recorder.refused(tier="store", cause=cause, **path)
 
-
-def content(spares: Spares, pool: Any, slot: int) -> memoryview:
+def content(spares: Spares, pool: HostPool, slot: int) -> memoryview:
     """Copy the content of a host slot into a spare buffer."""
     payload = spares.take(pool.record_bytes)
     pool.read_into(slot, payload)
@@ -236,12 +267,13 @@ def content(spares: Spares, pool: Any, slot: int) -> memoryview:
 
 def put(
     backend: Backend,
+    *,
     spares: Spares,
     fingerprint: Fingerprint,
     lane: HostLane,
     pieces: Sequence[PieceToStore],
     payloads: Sequence[memoryview],
-) -> tuple[Any, ...]:
+) -> Answers:
     """Put pieces into a store. It runs on the store's thread, since keys and checksums are its largest cost."""
     name = lane.device.name
     answers = backend.put(
@@ -255,12 +287,7 @@ def put(
     return answers
 
 
-def nothing(count: int) -> Callable[[Any, str], tuple[Any, ...]]:
-    """Return the function that answers for so many pieces if the store fails: for each, why it is not stored."""
-    return lambda reason, detail: (f"{reason}: {detail}".strip(": "),) * count
-
-
-def copied(copies: Sequence[Work], before: Sequence[Work], writers: Sequence[Hold]) -> bool:
+def copied(copies: Sequence[Work[Hold]], before: Sequence[Work[Hold]], writers: Sequence[Hold]) -> bool:
     """Wait for copies, which are over soon, and return whether all went well that ``writers`` did ``before`` and there.
 
     It runs on the store's thread. A copy of what a failed step wrote does not fail itself; the work before a copy is
@@ -276,7 +303,7 @@ def copied(copies: Sequence[Work], before: Sequence[Work], writers: Sequence[Hol
 
 def unpin_span(core: Core, lane: HostLane, node: Node, cell: HostCell, start: int) -> None:
     """Unpin ``cell``, pinned when its node began at ``start``, and the cells that were split off it since then."""
-    if lane.unit == "boundary":
+    if lane.unit == "boundary":  # a state is not divided
         lane.unpin(cell)
         core.index.prune(node)
         return

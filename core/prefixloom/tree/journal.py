@@ -210,7 +210,7 @@ def changes_of(
     for kind, lost, there in ways:
         is_state = lane.unit == "boundary"
         spans = () if is_state else _spans_of(lane.part.page_tokens, node.end, there, lost)
-        if spans or (is_state and there is not None and lost is None):
+        if spans or (is_state and _pages(there) > _pages(lost)):
             boundary = node.end if is_state else None
             why = (cause, by) if kind == "removed" else ("", "")
             found.append(Change(kind, lane.name, lane.tier, namespace, path, spans, boundary, *why))

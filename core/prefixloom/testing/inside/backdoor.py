@@ -30,7 +30,6 @@ from ...operations.step import Step
 from ...tiers import host_copies
 from ...tiers.host_copies import HostCopies
 from ...tiers.host_tier import LowerTier
-from ...tiers.store import StoreBehind
 from ...tree.lane import Lane
 from ...tree.radix import Node, Root, Tree
 
@@ -274,11 +273,6 @@ def failing_copies() -> Iterator[None]:
 def copies_in_flight(cache: Cache) -> list[Any]:
     """The tier's copies that are not known to be over."""
     return tier(cache).copies.flying
-
-
-def store_link(cache: Cache) -> StoreBehind | None:
-    """What ties the tier to a store behind it; None if the tier can have none."""
-    return tier(cache).store
 
 
 def remembered(cache: Cache) -> int:
