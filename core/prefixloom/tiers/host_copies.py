@@ -43,14 +43,11 @@ Way = Literal["down", "up", "fetch"]
 """Where copies go: to the host, to the device, or from what a store brought to the host."""
 
 
-class WorkName:
-    """The name of a copy in messages."""
+class WorkName(str):
+    """The name of a copy in messages, without quotes."""
 
-    def __init__(self, what: str) -> None:
-        self.what = what
-
-    def __repr__(self) -> str:
-        return self.what
+    __slots__ = ()
+    __repr__ = str.__str__
 
 
 NAMES: dict[Way, WorkName] = {
@@ -254,7 +251,7 @@ class HostCopies:
         self._copy_down(list(dict.fromkeys(pieces)), hold, plan)
 
     def _ordered(self, hold: Hold, host: HostLane, nodes: Iterable[Node]) -> list[tuple[HostLane, Node]]:
-        """The ``nodes`` that no open step has yet to write; ``hold`` is ordered after the work that writes them."""
+        """Return the ``nodes`` that no open step has yet to write, with ``hold`` ordered after what writes them."""
         found = []
         for node in nodes:
             one = standing_for_copies(self.core)
@@ -316,7 +313,7 @@ class HostCopies:
 
     # ------------------------------------------------------------ running copies
     def stream(self, way: str, fence: int) -> Stream:
-        """The stream for copies "down" or "up": beside the forward stream, or the calling thread if nothing runs."""
+        """Return the stream of a way: one beside the forward stream, or the calling thread if nothing runs."""
         core = self.core
         known = self.streams.get(way)
         if known is not None:
@@ -398,7 +395,7 @@ class HostCopies:
 
 
 def amounts(moved: Iterable[tuple[HostLane, Many[int]]]) -> tuple[dict[str, int], int]:
-    """How many slots are moved, by component, and their bytes: as timelines tell them."""
+    """Return how many slots are moved, by component, and their bytes: as timelines tell them."""
     pages: dict[str, int] = {}
     size = 0
     for lane, slots in moved:

@@ -276,7 +276,7 @@ class Pins:
 
 
 def make_host_lanes(composition: Composition, tier: TierPart, lanes: Sequence[Lane]) -> tuple[HostLane, ...]:
-    """A host lane for each component that the tier holds, numbered after ``lanes``."""
+    """Make a host lane for each component that the tier holds, numbered after ``lanes``."""
     kept = [lane for lane in lanes if lane.name in tier.capacity]
     return tuple(_make_host_lane(composition, tier, number, lane) for number, lane in enumerate(kept, len(lanes)))
 

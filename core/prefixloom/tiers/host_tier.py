@@ -58,7 +58,7 @@ class LowerTier:
         self.writes.used(due)
 
     def _taking(self, lane: Lane) -> HostLane | None:
-        """Where what the device frees of ``lane`` goes; None if it just goes."""
+        """Return the host lane that takes what the device frees of ``lane``, or None."""
         return None if self._write == "selective" else self.copies.by_component[lane.index]
 
     def demotes(self, lane: Lane) -> bool:

@@ -30,7 +30,7 @@ from .host_lane import HostLane
 
 
 def fingerprint(lane: Lane, page: int, identity: Identity) -> Fingerprint:
-    """The fingerprint of what the pool of ``lane`` holds."""
+    """Return the fingerprint of what the pool of ``lane`` holds."""
     part, manifest = lane.part, lane.pool.manifest
     return component_fingerprint(part, manifest, lane.pool.entries, page, identity)
 
@@ -56,12 +56,12 @@ def links_at(chain: PageChain, keys: KeyMaker, node: Node, count: int) -> list[b
 
 
 def piece_key(host: HostLane, fingerprint: Fingerprint, link: bytes, start: int, end: int) -> Key:
-    """The key of a piece of one component. ``link`` is that of its last tree page."""
+    """Return the key of a piece of one component. ``link`` is that of its last tree page."""
     return key(link, host.device.name, start, end, fingerprint)
 
 
 def spans_of(lane: Lane, boundary: int) -> Sequence[tuple[int, int]]:
-    """The pieces of one component that a resume at ``boundary`` needs: (start, end), which are equal for a state."""
+    """Return the (start, end) of each piece of one component that ``boundary`` needs; of a state both are equal."""
     if not isinstance(lane, PageLane):
         return [(boundary, boundary)]
     page = lane.page
@@ -136,38 +136,38 @@ class Piece:
 
 
 def total(pieces: Many[Piece]) -> int:
-    """The bytes of all pieces."""
+    """Return the bytes of all pieces."""
     return sum(piece.size for piece in pieces)
 
 
 def pages_of(lane: HostLane, low: int, high: int) -> list[tuple[int, int]]:
-    """The component's pages in the tokens [low, high): (start, end) of each."""
+    """Return the (start, end) of each of the component's pages in the tokens [low, high)."""
     page = lane.part.page_tokens
     return [(at, at + page) for at in range(low, high, page)]
 
 
 def slices(lanes: Many[HostLane], held: int, boundary: int, page: int) -> list[list[Piece]]:
-    """The missing pieces for ``boundary``, in parts of at most ``SLICE`` bytes. The path is held up to ``held``.
+    """Return the missing pieces for ``boundary``, in slices of ``SLICE`` bytes. The path is held up to ``held``.
 
     First come the pieces of the path from the top, in whole tree pages. Then come those that belong to the boundary
     alone, in one part of any size: they are of use only if all of them arrive.
     """
     closed = [lane for lane in lanes if lane.closed_upward]
+    others = [lane for lane in lanes if not lane.closed_upward]
+    parts = [
+        [Piece(lane, *span) for lane in closed for span in pages_of(lane, at, at + page)]
+        for at in range(held, boundary, page)
+    ]
+    parts.append([Piece(lane, *span) for lane in others for span in spans_of(lane.device, boundary)])
     found: list[list[Piece]] = []
     room = 0
-    for at in range(held, boundary if closed else held, page):
-        pieces = [Piece(lane, *span) for lane in closed for span in pages_of(lane, at, at + page)]
-        size = total(pieces)
+    for part in filter(None, parts):
+        size = total(part)
         if size > room:
             found.append([])
             room = SLICE
-        found[-1] += pieces
+        found[-1] += part
         room -= size
-    last = [Piece(lane, *span) for lane in lanes if not lane.closed_upward for span in spans_of(lane.device, boundary)]
-    if last and found and total(last) <= room:
-        found[-1] += last
-    elif last:
-        found.append(last)
     return found
 
 

@@ -65,7 +65,7 @@ def lacking(host: HostLane, node: Node, pins: Pins, wanted: Pages) -> Moves:
 
 
 def restorable_at(copies: HostCopies, match: Match, node: Node, boundary: int) -> tuple[Node, int]:
-    """The deepest boundary up to ``boundary``, in ``node`` or above, that every component has on any tier and accepts.
+    """Return the deepest boundary up to ``boundary`` in ``node`` that every component has on any tier and accepts.
 
     If none is worth a load, it is the boundary that ``match`` found on the device. After a failed load, this function
     finds the next one with a lower ``boundary``.
@@ -125,7 +125,7 @@ def restore(copies: HostCopies, running: Running) -> Restored:
 
 
 def _too_much(core: Core, error: CapacityError) -> int:
-    """The least number of tokens by which the boundary must be lower, for path components that lack pages."""
+    """Return the number of tokens by which the boundary must at least be lower, for path components that lack pages."""
     lanes = core.shape.path_lanes
     tokens = max((error.lacking.get(lane.name, 0) * lane.page for lane in lanes), default=0)
     return max(1, -(-tokens // core.shape.page)) * core.shape.page
@@ -212,7 +212,7 @@ def _load(copies: HostCopies, running: Running, end: Node, claims: Many[Claim | 
 
 
 def _parts(copies: HostCopies, end: Node, pins: Pins, more: bool) -> tuple[list[Moves], TransferPlan | None]:
-    """What is to be loaded, with the additions of plugins, pinned; and the plan, if a plugin has transfer hooks."""
+    """Return what is to be loaded, pinned, with what plugins add; and the plan, if a plugin has hooks for it."""
     core = copies.core
     hosts = [host for host in copies.by_component if host is not None]
     wanted: dict[Lane, Pages] = {lane: lane.paged.needs[end.end] for lane in core.shape.lanes}

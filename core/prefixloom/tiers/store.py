@@ -69,7 +69,7 @@ class TierWithStore(Protocol):
     fetch_at_least: int
 
     def patience(self, pages: int) -> float:
-        """The seconds that a fetch of so many pages may take, if ``fetch`` is "timeout"."""
+        """Return the seconds that a fetch of so many pages may take, if ``fetch`` is "timeout"."""
 
     def now(self) -> float: ...
 

@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Many
 from functools import partial
 
-import attrs
-
 from ..contract.identity import means
 from ..contract.reach import Interval
 from ..contract.tier_answers import Restored
@@ -41,17 +39,6 @@ LOOK = 64
 """The number of pages or boundaries in one call of a search."""
 
 TOO_SLOW = "the store was too slow"
-
-
-@attrs.frozen
-class FoundInStore:
-    """The result of a search: the deepest boundary that the store can bring, or the one that the cache has.
-
-    ``note`` says why it is not deeper.
-    """
-
-    boundary: int
-    note: str = ""
 
 
 class StoreReads:
@@ -149,9 +136,9 @@ class Fetch:
         if not self.reading:
             (call,) = self.calls
             if call.over or late:
-                found = (call.answers or ())[0] if call.over else FoundInStore(self.base, TOO_SLOW)
-                self._tell(found.boundary)
-                self.restored.note(found.note)
+                boundary, note = (call.answers or ()) if call.over else (self.base, TOO_SLOW)
+                self._tell(boundary)
+                self.restored.note(note)
             return
         if not late and not self._failed():
             self._ask_more()
@@ -165,10 +152,13 @@ class Fetch:
             self._set_deadline(0)
         self._searches += 1
         self._open_ticket()
-        self.calls = [self.behind.ask(self.store, "search", self._find, lambda why: (FoundInStore(self.base, why),))]
+        self.calls = [self.behind.ask(self.store, "search", self._find, lambda why: (self.base, why))]
 
     def _find(self, backend: Backend) -> Answers:
-        """Find the deepest boundary. It runs on the store's thread, and reads nothing that may change meanwhile."""
+        """Return the deepest boundary that the store can bring, or ``base``, and why it is not deeper.
+
+        It runs on the store's thread, and reads nothing that may change meanwhile.
+        """
         page, chain, lanes = self.behind.core.shape.page, self.behind.chain, self.behind.copies.lanes
         if not self._links:
             root = chain.root(self.match.namespace)
@@ -181,7 +171,7 @@ class Fetch:
             depth = self._first(backend, closed, below, lambda lane, at: pages_of(lane, at, at + page), there=False)
         bounds = range(self.limit if depth is None else depth, self.base, -page)
         found = self._first(backend, others, bounds, lambda lane, at: spans_of(lane.device, at), there=True)
-        return (FoundInStore(self.base, self._why_not(backend)) if found is None else FoundInStore(found),)
+        return (self.base, self._why_not(backend)) if found is None else (found, "")
 
     def _first(
         self,
@@ -376,7 +366,7 @@ def _each(pieces: Many[Piece], why: str) -> Answers:
 
 
 def _held_path(behind: StoreBehind, match: Match) -> int:
-    """The boundary up to which the cache has the path of the components that need all of it."""
+    """Return the boundary up to which the cache has the path of the components that need all of it."""
     core = behind.core
     node, boundary = match.walked_to, walked_boundary(core, match)
     for lane in core.shape.lanes:
@@ -393,8 +383,7 @@ Brought = Many[tuple[Piece, Record]]
 
 
 def place(fetch: Fetch, brought: Brought, whole: bool) -> None:
-    """Enter what arrived into the tree and the host, as deep as the whole path arrived. Pieces without room are left
-    out.
+    """Enter what arrived into the tree and the host, as deep as the whole path arrived, and as far as there is room.
 
     ``whole``: all that was asked for has arrived.
     """
@@ -420,7 +409,7 @@ def place(fetch: Fetch, brought: Brought, whole: bool) -> None:
 
 
 def _path_end(fetch: Fetch, brought: Brought) -> int:
-    """The boundary up to which the whole path arrived."""
+    """Return the boundary up to which the whole path arrived."""
     ends = [
         max((piece.end for piece, _ in brought if piece.lane is lane), default=fetch.held)
         for lane in fetch.behind.copies.lanes

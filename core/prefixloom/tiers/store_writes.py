@@ -201,6 +201,7 @@ class StoreWrites:
                 pinned.pop()()
 
         def write(backend: Backend) -> Answers:
+            # here, not at the poll after the copies: ranks would differ in when that is, and so in their tickets (0097)
             if not copied(copies, before, writers):  # the copy to the host failed, or what wrote its source
                 return (None,) * len(pieces)
             payloads = [content(behind.spares, pool, slot) for *_, slot in pieces]

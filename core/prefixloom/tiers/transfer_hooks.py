@@ -30,7 +30,7 @@ def plan_of(core: Core, phase: Phase, node: Node, pieces: Iterable[tuple[HostLan
 
 
 def proposed(core: Core, tier: TierPart, plan: TransferPlan) -> dict[str, tuple[Interval, ...]]:
-    """The positions that plugins want copied as well, by component. A plugin that raises is ignored and counted."""
+    """Return the positions that plugins want copied as well, by component. One that raises is left out and counted."""
     wanted: dict[str, list[Interval]] = {}
     everything = {lane.name for lane in core.shape.lanes}
     for who in _plugins(core, tier):
@@ -58,11 +58,11 @@ def tell_outcome(core: Core, tier: TierPart, plan: TransferPlan, outcome: Outcom
 
 
 def _plugins(core: Core, tier: TierPart) -> tuple[Part | TierPart, ...]:
-    """The components in their order, then the tier."""
+    """Return the components in their order, then the tier."""
     return (*core.shape.composition.parts, tier)
 
 
 def nodes_touched(node: Node, spans: Many[Interval]) -> list[Node]:
-    """The nodes from the root down to ``node`` that ``spans`` touch."""
+    """Return the nodes from the root down to ``node`` that ``spans`` touch."""
     path = reversed(path_up(node))
     return [each for each in path if any(low < each.end and each.start < high for low, high in spans)]
