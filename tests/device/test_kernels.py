@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import random
 import sys
 from collections.abc import Callable, Sequence
 from math import prod
-from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -38,12 +36,11 @@ PATHS: dict[str, dict[str, Any]] = {
     "as it comes": {},
 }
 if INTERPRETED:
-    PATHS["triton"] = {"triton_for": lambda tensors: with_triton()}
-    PATHS["triton in small blocks"] = {"triton_for": lambda tensors: with_triton(), "BLOCK": 4}
+    PATHS["triton"] = {"triton_for": lambda tensor: with_triton()}
+    PATHS["triton in small blocks"] = {"triton_for": lambda tensor: with_triton(), "BLOCK": 4}
 elif torch.cuda.is_available():
     PATHS["on a GPU"] = {"noise": on_gpu}
     PATHS["on a GPU in small blocks"] = {"noise": on_gpu, "BLOCK": 4}
-    PATHS["on a GPU without Triton"] = {"noise": on_gpu, "triton_for": lambda tensors: None}
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -178,23 +175,8 @@ def test_a_clear_leaves_zero_bits_there_and_nothing_else_changed(path: str) -> N
 # ---------------------------------------------------------------- select
 
 
-def by_index(
-    tensors: list[Tensor], choices: Sequence[Sequence[int]], selector: Tensor, dst: Sequence[int], triton: Any = None
-) -> None:
-    """As on CUDA: what was chosen is not known here."""
-    if dst:
-        chosen = torch.tensor(choices, device=selector.device).gather(1, selector.view(-1, 1).long()).view(-1)
-        kernels._select(tensors, choices, chosen, dst, triton)
-
-
-SELECTS: dict[str, Callable[..., None]] = {"here": select_slots, "on the device": by_index}
-if INTERPRETED:
-    SELECTS["triton"] = lambda *a: by_index(*a, triton=with_triton())
-
-
-@pytest.mark.parametrize("select", SELECTS)
 @pytest.mark.parametrize("ints", [torch.int32, torch.int64], ids=str)
-def test_a_select_copies_what_the_selector_says(path: str, select: str, ints: torch.dtype) -> None:
+def test_a_select_copies_what_the_selector_says(path: str, ints: torch.dtype) -> None:
     for seed in range(CASES // 2):
         choice = random.Random(seed)
         capacity = choice.choice((2, 4, 30, 60))
@@ -205,7 +187,7 @@ def test_a_select_copies_what_the_selector_says(path: str, select: str, ints: to
         src = [row[index] for row, index in zip(choices, picked, strict=True)]
         tensors = some_tensors(choice, capacity)
         selector = torch.tensor(picked, dtype=ints, device=tensors[0].device)
-        check(tensors, lambda t=tensors, c=choices, s=selector, d=dst: SELECTS[select](t, c, s, d), src, dst)  # type: ignore[misc]
+        check(tensors, lambda t=tensors, c=choices, s=selector, d=dst: select_slots(t, c, s, d), src, dst)  # type: ignore[misc]
 
 
 def test_a_selector_out_of_range_is_refused_where_it_is_read() -> None:
@@ -294,7 +276,7 @@ def test_no_temporary_is_larger_than_a_slot_but_the_slots_numbers(shape: tuple[i
     calls: list[Callable[[], None]] = [
         lambda: copy_slots(tensors, src, dst),
         lambda: clear_slots(tensors, dst),
-        lambda: by_index(tensors, choices, selector, dst),
+        lambda: select_slots(tensors, choices, selector, dst),
     ]
     for call in calls:
         with Made() as made:
@@ -304,49 +286,28 @@ def test_no_temporary_is_larger_than_a_slot_but_the_slots_numbers(shape: tuple[i
 
 def test_nothing_that_a_device_holds_is_ever_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors of the meta device stand for a device's: they have no content, and whoever asks for it raises."""
+    launched: list[int] = []
+    note = lambda tensors, *slots, within=True: launched.append(len(slots))  # noqa: E731
     monkeypatch.setattr(kernels, "_live", list)
+    monkeypatch.setattr(kernels, "triton_for", lambda tensor: SimpleNamespace(move=note, clear=note))
     tensors = [torch.empty((2, 40, 300_000), device="meta"), torch.empty((2, 40, 3), device="meta")]
     selector = torch.empty(4, dtype=torch.int32, device="meta")
     select_slots(tensors, [[0, 1], [1, 2], [3, 4], [0, 5]], selector, [7, 8, 7, 9])
     copy_slots(tensors, [0, 1, 7], [7, 8, 9])
     clear_slots(tensors, range(30))
+    assert launched == [2, 2, 2, 2, 1], "in two waves each, and at once"
     for read in (selector.tolist, selector[0].item):
         with pytest.raises((NotImplementedError, RuntimeError), match="meta tensor"):
             read()
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
-def test_triton_moves_the_widest_words_that_divide_every_address() -> None:
+def test_the_widest_words_that_divide_every_address_are_copied() -> None:
     whole = torch.zeros(2 * 4 * 16 + 8, dtype=torch.uint8)
-    found = [with_triton()._geometry(whole[start : start + 128].view(2, 4, 16)) for start in (0, 1, 2, 4)]
-    assert found == [(2, 64, 16, 8), (2, 64, 16, 1), (2, 64, 16, 2), (2, 64, 16, 4)]
-    assert with_triton()._geometry(whole[:48].view(2, 4, 6)) == (2, 24, 6, 2)
+    found = [kernels.words(*[whole[start : start + 128].view(2, 4, 16)] * 2)[0] for start in (0, 1, 2, 4)]
+    assert [(each.dtype.itemsize, each.shape[2]) for each in found] == [(8, 2), (1, 16), (2, 8), (4, 4)]
+    assert kernels.words(*[whole[:48].view(2, 4, 6)] * 2)[1].dtype == torch.int16
 
 
 @pytest.mark.skipif(INTERPRETED, reason="this is that run")
 def test_the_kernels_for_triton_do_the_same_in_its_interpreter() -> None:
     pass_interpreted(__file__, "triton and not interpreter")
-
-
-@pytest.mark.skipif(INTERPRETED, reason="the interpreter does not compile")
-@pytest.mark.parametrize("ones", [False, True], ids=["numbers", "ones"])
-def test_the_kernels_for_triton_compile_for_a_gpu_that_is_not_here(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ones: bool
-) -> None:
-    """Triton makes a constant of an argument that is 1; the kernels must compile either way."""
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")  # Triton 3.9 warns where nobody chooses; no kernel adds floats
-    triton = pytest.importorskip("triton")
-    compiler = pytest.importorskip("triton.backends.compiler")
-    module = with_triton()
-    for kernel, pointers in ((module._copy, ("src", "dst")), (module._clear, ("dst",))):
-        for word in module.WORDS.values():
-            types = {name: "constexpr" if name.isupper() else "i32" for name in kernel.arg_names}
-            types |= dict.fromkeys(("addresses", *pointers), "*i64")
-            constants = {"WORD": word, "BLOCK": module.BLOCK}
-            if ones:
-                types |= dict.fromkeys(("count", "layers", "chunks"), "constexpr")
-                constants |= dict.fromkeys(("count", "layers", "chunks"), 1)
-            source = triton.compiler.ASTSource(fn=kernel, signature=types, constexprs=constants)
-            made = triton.compile(source, target=compiler.GPUTarget("cuda", 90, 32))
-            assert "st.global" in made.asm["ptx"]

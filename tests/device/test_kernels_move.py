@@ -33,18 +33,12 @@ def with_triton(source: list[Tensor], src: Sequence[int], target: list[Tensor], 
     from prefixloom.device import kernels_triton
 
     if src:
-        pairs = [kernels_move._words(*pair) for pair in zip(source, target, strict=True)]
+        pairs = [kernels.words(*pair) for pair in zip(source, target, strict=True)]
         kernels_triton.move(pairs, torch.tensor(src), torch.tensor(dst))
-
-
-def each_layer_by_a_call(source: list[Tensor], src: Sequence[int], target: list[Tensor], dst: Sequence[int]) -> None:
-    for pair in zip(source, target, strict=True) if src else ():
-        kernels_move._move_in_place(*kernels_move._words(*pair), kernels_move._runs(src, dst))
 
 
 PATHS: dict[str, tuple[Callable[..., None] | None, dict[str, Any]]] = {
     "as it comes": (None, {}),
-    "each layer by a call": (each_layer_by_a_call, {}),
 }
 if INTERPRETED:
     PATHS["triton"] = (with_triton, {})
@@ -58,7 +52,6 @@ PLACES = (
 for across in PLACES:
     PATHS[across] = (None, {})
     PATHS[f"{across}, in small blocks"] = (None, {"BLOCK": 4})
-    PATHS[f"{across}, without Triton"] = (None, {"triton_for": lambda tensors: None})
 
 
 @pytest.fixture(params=PATHS)
@@ -239,14 +232,6 @@ def test_no_temporary_grows_with_what_is_moved(paged: bool, alike: bool) -> None
         with Made() as seen:
             call()
         assert max(seen.sizes, default=0) <= 8 * 1024
-
-
-def test_nothing_that_a_device_holds_is_ever_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tensors of the meta device stand for a device's: they have no content, and whoever asks for it raises."""
-    device = torch.empty((2, 40, 300), device="meta", dtype=torch.int64)
-    for host in (torch.zeros((2, 40, 300), dtype=torch.int64), page_first(40, 2, (300,), torch.int64, 3)):
-        kernels_move._move_in_place(device, host.to("meta"), [(1, 4, 3)])
-        kernels_move._move_in_place(host.to("meta"), device, [(1, 4, 3)])
 
 
 # ---------------------------------------------------------------- triton

@@ -1,11 +1,10 @@
 """Kernels: copy, clear and select the content of many slots of many buffers at once.
 
 Tensors have the shape (layers, capacity, ...) and are contiguous, as a pool's buffers are; all are on one device. On a
-CPU, something else may lie between two slots. A slot is an index into the second dimension. On CUDA with Triton, one
-launch does all buffers of a shape (``kernels_triton``). Elsewhere each slot is copied by a call: an operation copies
-few slots within a pool, a state for each sequence of a step (# 0089). On CUDA nothing is ever read back, so the
-scheduling thread may call these functions with a CUDA stream current. On a CPU the work runs in the thread that calls
-them.
+CPU, something else may lie between two slots. A slot is an index into the second dimension. On CUDA one launch does all
+buffers of a shape (``kernels_triton``). Elsewhere each slot is copied by a call: an operation copies few slots within a
+pool, a state for each sequence of a step (# 0089). On CUDA nothing is ever read back, so the scheduling thread may call
+these functions with a CUDA stream current. On a CPU the work runs in the thread that calls them.
 
 These functions know no pool, no component and no owner of a slot. Tensors on the meta device have no content: for them
 nothing is done.
@@ -14,15 +13,17 @@ nothing is done.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
-from importlib.util import find_spec
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import TYPE_CHECKING, TypeAlias
 
 from ..errors import InputError
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+Pair: TypeAlias = "tuple[Tensor, Tensor]"
+"""A tensor to copy slots from, and one to copy them to."""
 
 
 def copy_slots(tensors: Iterable[Tensor], src: Sequence[int], dst: Sequence[int]) -> None:
@@ -32,10 +33,9 @@ def copy_slots(tensors: Iterable[Tensor], src: Sequence[int], dst: Sequence[int]
     if not tensors or not pairs:
         return
     check_slots(tensors, src, dst)
-    triton = triton_for(tensors)
+    triton = triton_for(tensors[0])
     if triton is not None:
-        for low, high in _waves([(s,) for s in src], dst):
-            triton.copy(tensors, index_of(src[low:high], tensors), index_of(dst[low:high], tensors))
+        _copy_in_waves(triton, tensors, [(s,) for s in src], index_of(src, tensors), dst)
         return
     for tensor in tensors:
         for s, d in pairs:
@@ -48,9 +48,9 @@ def clear_slots(tensors: Iterable[Tensor], dst: Sequence[int]) -> None:
     if not tensors or not len(dst):
         return
     check_slots(tensors, dst)
-    triton = triton_for(tensors)
+    triton = triton_for(tensors[0])
     if triton is not None:
-        triton.clear(tensors, index_of(dst, tensors))
+        triton.clear([words(tensor, tensor)[0] for tensor in tensors], index_of(dst, tensors))
         return
     for tensor in tensors:
         for d in dst:
@@ -70,21 +70,34 @@ def select_slots(
         raise InputError(f"{len(dst)} slots are to be filled: got {len(choices)} choices, {selector.numel()} selected")
     if not tensors or not len(dst):
         return
-    check_slots(tensors, [slot for row in choices for slot in row], dst)
-    width = len(choices[0])
-    table = index_of([slot for row in choices for slot in row], tensors).view(-1, width)
+    every = [*chain.from_iterable(choices)]
+    check_slots(tensors, every, dst)
+    table = index_of(every, tensors).view(len(dst), -1)
     chosen = table.gather(1, selector.reshape(-1, 1).long()).view(-1)
-    if tensors[0].device.type == "cpu":
+    triton = triton_for(tensors[0])
+    if triton is not None:
+        _copy_in_waves(triton, tensors, choices, chosen, dst)
+    else:
         copy_slots(tensors, chosen.tolist(), dst)
-        return
-    _select(tensors, choices, chosen, dst, triton_for(tensors))
+
+
+def _copy_in_waves(
+    triton: ModuleType, tensors: list[Tensor], reads: Sequence[Sequence[int]], src: Tensor, dst: Sequence[int]
+) -> None:
+    """Copy slots in order, with a launch for each run of pairs whose order does not matter.
+
+    ``src`` is known to the device alone: each is one of the slots in its row of ``reads``.
+    """
+    pairs, index = [words(tensor, tensor) for tensor in tensors], index_of(dst, tensors)
+    for low, high in _waves(reads, dst):
+        triton.move(pairs, src[low:high], index[low:high], within=True)
 
 
 # ---------------------------------------------------------------- checks
 
 
 def _live(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """The tensors that have content; each is checked to be contiguous, on a CPU in each slot."""
+    """Return the tensors that have content; each is checked to be contiguous, on a CPU in each slot."""
     live = [tensor for tensor in tensors if tensor.device.type != "meta"]
     for tensor in live:
         if not tensor.is_contiguous() and (tensor.device.type != "cpu" or not tensor[0, 0].is_contiguous()):
@@ -104,9 +117,6 @@ def check_slots(tensors: list[Tensor], *slots: Sequence[int]) -> None:
 
 def _waves(reads: Sequence[Sequence[int]], dst: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Yield runs of pairs that can be copied in any order: no pair of a run touches what another one of it writes."""
-    if len(set(dst)) == len(dst) and set(dst).isdisjoint(chain.from_iterable(reads)):
-        yield 0, len(dst)
-        return
     low = 0
     read: set[int] = set()
     written: set[int] = set()
@@ -120,45 +130,38 @@ def _waves(reads: Sequence[Sequence[int]], dst: Sequence[int]) -> Iterator[tuple
     yield low, len(dst)
 
 
-# ---------------------------------------------------------------- on which device
+# ---------------------------------------------------------------- on the device
 
 
-@cache
-def _has_triton() -> bool:
-    return find_spec("triton") is not None
-
-
-def triton_for(tensors: list[Tensor]) -> Any:
-    """The module of the Triton kernels if these tensors are on CUDA and Triton is installed, else None."""
-    if tensors[0].device.type != "cuda" or not _has_triton():
+def triton_for(tensor: Tensor) -> ModuleType | None:
+    """Return the module of the Triton kernels for a tensor on CUDA, for which torch brings Triton; else None."""
+    if tensor.device.type != "cuda":
         return None
     from . import kernels_triton
 
     return kernels_triton
 
 
-def index_of(slots: Sequence[int], tensors: list[Tensor]) -> Tensor:
-    """The slots' numbers as a tensor on the device, copied from pinned memory: any other copy would wait."""
+def index_of(slots: Sequence[int], tensors: Sequence[Tensor]) -> Tensor:
+    """Return slots as a tensor on the device of ``tensors``, copied from pinned memory: any other copy would wait."""
     import torch
 
-    device = tensors[0].device
-    if device.type != "cuda":
-        return torch.tensor(list(slots), dtype=torch.int64, device=device)
-    return torch.tensor(list(slots), dtype=torch.int64, pin_memory=True).to(device, non_blocking=True)
+    near = tensors[0]
+    numbers = torch.tensor(list(slots), dtype=torch.int64, pin_memory=near.is_cuda)
+    return numbers.to(near.device, non_blocking=True)
 
 
-def _select(
-    tensors: list[Tensor], choices: Sequence[Sequence[int]], chosen: Tensor, dst: Sequence[int], triton: Any
-) -> None:
-    """Copy the ``chosen`` slots, one of each row of ``choices``; only the device knows which."""
+def words(source: Tensor, target: Tensor) -> Pair:
+    """View both tensors as (layers, capacity, words), with the widest ints that fit their shapes and addresses."""
     import torch
 
-    index = index_of(dst, tensors)
-    if triton is not None:
-        for low, high in _waves(choices, dst):
-            triton.copy(tensors, chosen[low:high], index[low:high])
-        return
-    for tensor in tensors:
-        content = tensor.view(*tensor.shape[:2], -1).view(torch.uint8)  # torch cannot index every dtype
-        for at in range(len(dst)):
-            content.index_copy_(1, index[at : at + 1], content.index_select(1, chosen[at : at + 1]))
+    both = [tensor.view(*tensor.shape[:2], -1) for tensor in (source, target)]
+    word = next(word for word in (8, 4, 2, 1) if all(_divides(word, tensor) for tensor in both))
+    ints = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[word]
+    return both[0].view(ints), both[1].view(ints)
+
+
+def _divides(word: int, tensor: Tensor) -> bool:
+    size = tensor.element_size()
+    places = (tensor.shape[2], tensor.stride(0), tensor.stride(1), tensor.storage_offset())
+    return all(place * size % word == 0 for place in places)

@@ -22,8 +22,6 @@ from . import kernels
 if TYPE_CHECKING:
     from torch import Tensor
 
-    Pair = tuple[Tensor, Tensor]
-
 
 def move_slots(source: Sequence[Tensor], src: Sequence[int], target: Sequence[Tensor], dst: Sequence[int]) -> None:
     """Copy slots from tensors to others: ``t[:, d] = s[:, p]`` for each pair (p, d) of slots and (s, t) of tensors."""
@@ -41,17 +39,14 @@ def move_slots(source: Sequence[Tensor], src: Sequence[int], target: Sequence[Te
     kernels.check_slots([t for _, t in pairs], dst)
     if len(set(dst)) != len(dst):
         raise InputError("a slot is to be written twice in one move: which of the two would stay is not said")
-    pairs = [_words(*pair) for pair in pairs]
-    device = next((tensor for tensor in pairs[0] if tensor.device.type != "cpu"), None)
-    triton = None if device is None else kernels.triton_for([device])
-    if device is not None and triton is not None:  # one launch for all pairs of a shape, from pinned memory in place
+    pairs = [kernels.words(*pair) for pair in pairs]
+    device = next((tensor for tensor in pairs[0] if tensor.device.type != "cpu"), pairs[0][0])
+    triton = kernels.triton_for(device)
+    if triton is not None:  # one launch for all pairs of a shape, which reads and writes pinned memory in place
         triton.move(pairs, kernels.index_of(src, [device]), kernels.index_of(dst, [device]))
         return
     runs = _runs(src, dst)
     for s, t in pairs:
-        if device is not None:
-            _move_in_place(s, t, runs)
-            continue
         for p, d, count in runs:
             t.narrow(1, d, count).copy_(s.narrow(1, p, count))
 
@@ -83,26 +78,10 @@ def _slot_shape(tensor: Tensor) -> tuple[int, ...]:
     return (tensor.shape[0], *tensor.shape[2:])
 
 
-def _words(source: Tensor, target: Tensor) -> Pair:
-    """View both tensors as (layers, capacity, words), with the widest ints that fit their shapes and addresses."""
-    import torch
-
-    both = [tensor.view(*tensor.shape[:2], -1) for tensor in (source, target)]
-    word = next(word for word in (8, 4, 2, 1) if all(_divides(word, tensor) for tensor in both))
-    ints = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[word]
-    return both[0].view(ints), both[1].view(ints)
-
-
-def _divides(word: int, tensor: Tensor) -> bool:
-    size = tensor.element_size()
-    places = (tensor.shape[2], tensor.stride(0), tensor.stride(1), tensor.storage_offset())
-    return all(place * size % word == 0 for place in places)
-
-
 def _runs(src: Sequence[int], dst: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Runs in which both slots go up by one: (first of ``src``, first of ``dst``, how many), whatever the given order.
+    """Return runs in which both slots go up by one: (first of ``src``, first of ``dst``, how many).
 
-    They are in the order of ``dst``: writing in order is faster than reading in order.
+    They are in the order of ``dst``, whatever the given order: writing in order is faster than reading in order.
     """
     found: list[tuple[int, int, int]] = []
     s = d = count = 0
@@ -115,14 +94,3 @@ def _runs(src: Sequence[int], dst: Sequence[int]) -> list[tuple[int, int, int]]:
         s, d, count = p, q, 1
     found.append((s, d, count))
     return found
-
-
-def _move_in_place(source: Tensor, target: Tensor, runs: Sequence[tuple[int, int, int]]) -> None:
-    """Copy between CUDA and the host without Triton, with a call for each layer and run. Both sides of a call are
-    contiguous: otherwise torch would wait.
-    """
-    packed = source.stride(1) == target.stride(1) == source.shape[2]
-    for first, to, length in runs:
-        for s, d, count in [(first, to, length)] if packed else [(first + n, to + n, 1) for n in range(length)]:
-            for into, of in zip(target.narrow(1, d, count), source.narrow(1, s, count), strict=True):
-                into.copy_(of, non_blocking=True)

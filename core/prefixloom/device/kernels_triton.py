@@ -1,19 +1,21 @@
-"""The batch kernels for Triton: one launch for all buffers of a shape. ``kernels`` decides when they are used.
+"""The kernel for Triton: one launch copies slots of all buffers of a shape. ``kernels`` and ``kernels_move`` call it.
 
-A kernel gets the addresses of its buffers in a table on the device, and copies the widest words that divide all of its
-addresses and strides. The pairs of a launch are copied in any order; the caller makes sure that no pair touches what
-another one writes.
+The kernel gets the addresses of its buffers in a table on the device. Tensors have the shape (layers, capacity, words),
+of the widest words that divide their addresses and strides. The pairs of slots of a launch are copied in any order; the
+caller makes sure that no pair touches what another one writes.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
 BLOCK = 1024
@@ -24,120 +26,51 @@ PROGRAMS = 32
 the device to a model that computes meanwhile.
 """
 
-WORDS = {8: tl.int64, 4: tl.int32, 2: tl.int16, 1: tl.int8}
+WORDS = {torch.int64: tl.int64, torch.int32: tl.int32, torch.int16: tl.int16, torch.uint8: tl.int8}
 
 
-def copy(tensors: list[Tensor], src: Tensor, dst: Tensor) -> None:
-    """Copy slots: ``t[:, d] = t[:, s]`` for all pairs at once. ``src`` and ``dst`` are int64 on the tensors' device."""
-    _launch(_copy, tensors, (src.contiguous(), dst.contiguous()))
+def clear(targets: Sequence[Tensor], dst: Tensor) -> None:
+    """Fill ``t[:, d]`` with zeros for all d of ``dst``: copy the only slot of a source without content."""
+    sizes = [target.shape[2] * target.element_size() for target in targets]
+    zeros = torch.zeros(max(sizes), dtype=torch.uint8, device=dst.device)
+    pairs = [
+        (zeros[:size].view(target.dtype).expand(len(target), 1, -1), target)
+        for target, size in zip(targets, sizes, strict=True)
+    ]
+    move(pairs, torch.zeros_like(dst), dst, within=True)
 
 
-def clear(tensors: list[Tensor], dst: Tensor) -> None:
-    """Fill ``t[:, d]`` with zeros for all d of ``dst``."""
-    _launch(_clear, tensors, (dst.contiguous(),))
+def move(pairs: Sequence[tuple[Tensor, Tensor]], src: Tensor, dst: Tensor, within: bool = False) -> None:
+    """Copy ``t[:, d] = s[:, p]`` for all pairs (p, d) of slots at once, in all pairs (s, t) of tensors.
 
-
-def _launch(kernel: Any, tensors: list[Tensor], slots: tuple[Tensor, ...]) -> None:
-    groups: dict[tuple[int, int, int, int], list[Tensor]] = {}
-    for tensor in tensors:
-        groups.setdefault(_geometry(tensor), []).append(tensor)
-    count = slots[0].numel()
-    for (layers, layer_bytes, slot_bytes, word), group in groups.items():
-        words = slot_bytes // word
-        chunks = triton.cdiv(words, BLOCK)
-        on_cuda = group[0].is_cuda
-        numbers = torch.tensor([tensor.data_ptr() for tensor in group], dtype=torch.int64, pin_memory=on_cuda)
-        addresses = numbers.to(group[0].device, non_blocking=True)
-        grid = (len(group) * count * layers * chunks,)
-        with torch.cuda.device(group[0].get_device()):
-            kernel[grid](
-                addresses, *slots, count, layers, layer_bytes // word, words, chunks, WORD=WORDS[word], BLOCK=BLOCK
-            )
-
-
-def _geometry(tensor: Tensor) -> tuple[int, int, int, int]:
-    """(layers, bytes of a layer, bytes of a slot in a layer, bytes of the widest word) of a contiguous tensor."""
-    layers, capacity = tensor.shape[:2]
-    slot_bytes = tensor[0, 0].numel() * tensor.element_size()
-    word = next(size for size in WORDS if slot_bytes % size == 0 and tensor.data_ptr() % size == 0)
-    return layers, capacity * slot_bytes, slot_bytes, word
-
-
-# The kernels annotate constants only: Triton would look for the names of other annotations on the device.
-
-
-@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def _copy(  # type: ignore[no-untyped-def]
-    addresses,
-    src,
-    dst,
-    count,
-    layers,
-    layer_words,
-    words,
-    chunks,
-    WORD: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    program = tl.program_id(0)
-    chunk = program % chunks
-    layer = program // chunks % layers
-    pair = program // (chunks * layers) % count
-    tensor = program // (chunks * layers * count)
-    base = tl.load(addresses + tensor).to(tl.pointer_type(WORD)) + layer.to(tl.int64) * layer_words
-    at = chunk * BLOCK + tl.arange(0, BLOCK)
-    data = tl.load(base + tl.load(src + pair) * words + at, mask=at < words)
-    tl.store(base + tl.load(dst + pair) * words + at, data, mask=at < words)
-
-
-@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def _clear(  # type: ignore[no-untyped-def]
-    addresses,
-    dst,
-    count,
-    layers,
-    layer_words,
-    words,
-    chunks,
-    WORD: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    program = tl.program_id(0)
-    chunk = program % chunks
-    layer = program // chunks % layers
-    slot = program // (chunks * layers) % count
-    tensor = program // (chunks * layers * count)
-    base = tl.load(addresses + tensor).to(tl.pointer_type(WORD)) + layer.to(tl.int64) * layer_words
-    at = chunk * BLOCK + tl.arange(0, BLOCK)
-    tl.store(base + tl.load(dst + slot) * words + at, tl.zeros([BLOCK], WORD), mask=at < words)
-
-
-def move(pairs: list[tuple[Tensor, Tensor]], src: Tensor, dst: Tensor) -> None:
-    """Copy between a device and the host: ``t[:, d] = s[:, p]`` for all slots at once, in all pairs (s, t) of tensors.
-
-    One tensor of a pair is in pinned memory of the host. Tensors have the shape (layers, capacity, words); a launch
-    serves all pairs of the same shape and strides.
+    ``src`` and ``dst`` are int64 on the device. A launch serves all pairs of tensors of the same shape and strides.
+    ``within``: both tensors are on the device; else one is in pinned memory of the host.
     """
-    groups: dict[tuple[Any, ...], list[tuple[Tensor, Tensor]]] = {}
+    groups: dict[tuple[object, ...], list[tuple[Tensor, Tensor]]] = {}
     for source, target in pairs:
         shape = (source.dtype, source.shape[0], source.shape[2], source.stride()[:2], target.stride()[:2])
         groups.setdefault(shape, []).append((source, target))
-    for (_, layers, words, near, far), group in groups.items():
-        on_cuda = src.is_cuda
+    for group in groups.values():
+        source, target = group[0]
+        layers, _, length = target.shape
         numbers = torch.tensor(
             [[tensor.data_ptr() for tensor in side] for side in zip(*group, strict=True)],
             dtype=torch.int64,
-            pin_memory=on_cuda,
+            pin_memory=src.is_cuda,
         )
         addresses = numbers.to(src.device, non_blocking=True)
-        chunks = triton.cdiv(words, BLOCK)
+        chunks = triton.cdiv(length, BLOCK)
         blocks = len(group) * src.numel() * layers * chunks
-        grid = (min(blocks, PROGRAMS),)
-        word = WORDS[group[0][0].element_size()]
+        grid = (blocks if within else min(blocks, PROGRAMS),)
+        strides = (*source.stride()[:2], *target.stride()[:2])
         with torch.cuda.device(src.get_device()):
             _move[grid](
-                *addresses, src, dst, src.numel(), layers, *near, *far, words, chunks, blocks, WORD=word, BLOCK=BLOCK
-            )
+                *addresses, src, dst, src.numel(), layers, *strides, length, chunks, blocks,
+                WORD=WORDS[source.dtype], BLOCK=BLOCK,
+            )  # fmt: skip
+
+
+# The kernel annotates constants only: Triton would look for the names of other annotations on the device.
 
 
 @triton.jit(do_not_specialize=["count", "blocks"])  # type: ignore[untyped-decorator,unused-ignore]
