@@ -70,9 +70,9 @@ def test_a_step_writes_only_those_entries_of_a_table_that_are_new(monkeypatch: p
     written: list[int] = []
     honest = prefixloom.device.tables.put
 
-    def put(table: Any, places: Any, entries: Any, runs: Any) -> None:
+    def put(table: Any, places: Any, entries: Any) -> None:
         written.append(len(entries))
-        honest(table, places, entries, runs)
+        honest(table, places, entries)
 
     monkeypatch.setattr(prefixloom.device.tables, "put", put)
     cache = cache_of(part("path", Path()))

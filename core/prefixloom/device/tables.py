@@ -10,16 +10,17 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Sequence as Many
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import PrefixloomError
 from .flight import Flight
 from .kernels import index_of
-from .pool import ABSENT, ID_BYTES
+from .pool import ABSENT
 from .streams import Event, Stream, enqueue
 
-LONG = 64
-"""A change of at least so many entries is written as a run of its own, and not together with the small ones."""
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 
 class Tabled(Protocol):
@@ -44,7 +45,7 @@ class Rowed(Protocol):
 class Tables:
     """The tables of one cache, and the rows of its sequences."""
 
-    def __init__(self, flight: Flight[Any], device: str, flushed: Tables | None = None) -> None:
+    def __init__(self, flight: Flight, device: str, flushed: Tables | None = None) -> None:
         self._flight = flight
         self._device = device
         self._flushed = flushed  # steps in flight may still read its tensors
@@ -73,8 +74,8 @@ class Tables:
                 self._rows += 1
         return running.row
 
-    def of(self, lane: Tabled, sequences: Many[Rowed], stream: Stream) -> Any:
-        """The rows of ``sequences`` of one component's table, as wide as the longest, written on ``stream``.
+    def of(self, lane: Tabled, sequences: Many[Rowed], stream: Stream) -> Tensor:
+        """Return the rows of ``sequences`` of one component's table, as wide as the longest, written on ``stream``.
 
         A boundary component's row is its running slot, and behind it those of the states after single tokens.
         """
@@ -87,31 +88,34 @@ class Tables:
         width = table.write(stream, sequences, rows)
         if not rows:
             return empty(stream, (0, 0), self._device)
-        whole = table.tensor
-        first = rows[0]
+        whole, first = table.tensor, rows[0]
+        assert whole is not None
         if first >= 0 and rows == list(range(first, first + len(rows))):
-            chosen = whole[first : first + len(rows), :width]
-        else:
-            chosen = empty(stream, (len(rows), width), self._device)
-            if width:
-                enqueue(stream, "a read of a page table", lambda: gather(whole[:, :width], rows, chosen))
+            return whole[first : first + len(rows), :width]
+        chosen = empty(stream, (len(rows), width), self._device)
+        if width:
+            enqueue(stream, "a read of a page table", lambda: gather(whole[:, :width], rows, chosen))
         return chosen
 
 
 class Table:
-    """One component's table. ``written[row]`` is the number of entries of a row that are up to date."""
+    """One component's table.
 
-    def __init__(self, lane: Tabled, flight: Flight[Any], device: str) -> None:
+    ``written``: by row, how many entries are up to date. ``filled``: how many were not *absent* when last written.
+    """
+
+    def __init__(self, lane: Tabled, flight: Flight, device: str) -> None:
         self.lane = lane
         self._flight = flight
         self._device = device
         self.states = lane.unit == "boundary"
-        self.tensor: Any = None
+        self.tensor: Tensor | None = None
+        self._shape = 0, 0
         self.written = array("q")
-        self.filled = array("q")  # entries of the row that are not absent, or were not when last written
+        self.filled = array("q")
         self._made: Event | None = None
         self._known: set[Stream] = set()
-        self.outgrown: deque[tuple[int, Any]] = deque()  # outgrown tensors that steps in flight may read
+        self.outgrown: deque[tuple[int, Tensor]] = deque()  # outgrown tensors that steps in flight may read
 
     def write(self, stream: Stream, sequences: Many[Rowed], rows: list[int]) -> int:
         """Bring ``rows`` up to date on ``stream``. Return the width of the longest."""
@@ -120,33 +124,22 @@ class Table:
         if self.states:
             width = getattr(self.lane, "per_sequence", 1)  # also where all have ended
         self._make_room(stream, max(rows, default=0) + 1, width)
-        small_at, small = array("q"), array("i")
-        runs: list[tuple[int, int, bytes]] = []
-        columns = self.tensor.shape[1] if self.tensor is not None else 0
+        at, values, columns = array("q"), array("i"), self._shape[1]
         for row, (content, changed) in zip(rows, contents, strict=True):
             if row < 0:
                 continue
             length, filled = len(content), self.filled[row]
-            first = min(self.written[row], changed)
-            self.written[row] = length
-            self.filled[row] = length
-            if first >= length and filled <= length:
-                continue
-            data = content[first:]
-            if filled > length:
-                data.extend(array("i", [ABSENT]) * (filled - length))
-            if len(data) < LONG:
-                small_at.extend(range(row * columns + first, row * columns + first + len(data)))
-                small.extend(data)
-            else:
-                runs.append((row, first, data.tobytes()))
+            first, start = min(self.written[row], changed, length), row * columns
+            self.written[row] = self.filled[row] = length
+            at.extend(range(start + first, start + max(length, filled)))
+            values.extend(content[first:])
+            values.extend([ABSENT] * (filled - length))
         try:
             if stream not in self._known and self._made is not None:  # write rows after the tensor was filled
                 stream.wait(self._made)
                 self._known.add(stream)
-            if small or runs:
-                tensor = self.tensor
-                enqueue(stream, "a write of a page table", lambda: put(tensor, small_at, small, runs))
+            if at and (tensor := self.tensor) is not None:
+                enqueue(stream, "a write of a page table", lambda: put(tensor, at, values))
         except PrefixloomError:  # no memory, or a closed stream: the content of the rows is unknown
             for row in rows:
                 if row >= 0:
@@ -166,32 +159,30 @@ class Table:
         return array("i"), 0
 
     def _make_room(self, stream: Stream, rows: int, columns: int) -> None:
-        tensor = self.tensor
-        have = (0, 0) if tensor is None else tuple(tensor.shape)
+        have = self._shape
         while self.outgrown and self.outgrown[0][0] <= self._flight.over:
             self.outgrown.popleft()
-        if len(self.written) < rows:
-            missing = rows - len(self.written)
-            self.written.extend([0] * missing)
-            self.filled.extend([0] * missing)
-        if have[0] >= rows and have[1] >= columns and tensor is not None:
-            return
-        if tensor is not None:
-            self.outgrown.append((self._flight.stamp, tensor))
+        missing = [0] * (rows - len(self.written))
+        self.written.extend(missing)
+        self.filled.extend(missing)
+        if self.tensor is not None:
+            if have[0] >= rows and have[1] >= columns:
+                return
+            self.outgrown.append((self._flight.stamp, self.tensor))
         shape = (
             have[0] if have[0] >= rows else max(rows, 2 * have[0], 8),
             have[1] if have[1] >= columns else columns if self.states else max(columns, 2 * have[1], 8),
         )
         new = empty(stream, shape, self._device)
         enqueue(stream, "a new page table", lambda: new.fill_(ABSENT))
-        self.tensor = new
+        self.tensor, self._shape = new, shape
         self._made = stream.record()
         self._known = {stream}
         for row in range(len(self.written)):  # every row is written anew when a step next asks for it
             self.written[row] = self.filled[row] = 0
 
 
-def empty(stream: Stream, shape: tuple[int, int], device: str) -> Any:
+def empty(stream: Stream, shape: tuple[int, int], device: str) -> Tensor:
     """Make an int32 tensor, which is to be filled on ``stream``."""
     import torch
 
@@ -199,23 +190,20 @@ def empty(stream: Stream, shape: tuple[int, int], device: str) -> Any:
         return torch.empty(shape, dtype=torch.int32, device=device)
 
 
-def put(tensor: Any, at: array[int], values: array[int], runs: list[tuple[int, int, bytes]]) -> None:
-    """Write changes into a table: the small ones all at once, long runs one by one."""
+def put(tensor: Tensor, at: array[int], values: array[int]) -> None:
+    """Write ``values`` into a table, counted through all rows: at these places."""
     import torch
 
-    def sent(data: bytes, dtype: torch.dtype) -> torch.Tensor:
+    def sent(data: array[int], dtype: torch.dtype) -> Tensor:
         here = torch.frombuffer(bytearray(data), dtype=dtype)
         if tensor.device.type == "cuda":
             here = here.pin_memory()  # a copy from any other memory would wait for the device
         return here.to(tensor.device, non_blocking=True)
 
-    if at:
-        tensor.view(-1).index_copy_(0, sent(at.tobytes(), torch.int64), sent(values.tobytes(), torch.int32))
-    for row, first, data in runs:
-        tensor[row, first : first + len(data) // ID_BYTES].copy_(sent(data, torch.int32))
+    tensor.view(-1).index_copy_(0, sent(at, torch.int64), sent(values, torch.int32))
 
 
-def gather(tensor: Any, rows: list[int], out: Any) -> None:
+def gather(tensor: Tensor, rows: list[int], out: Tensor) -> None:
     """Copy rows of a table to ``out``. The row of a sequence that has ended (-1) is all *absent*."""
     import torch
 
