@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Many
 from typing import Any, Generic, Protocol
 
+import attrs
 from typing_extensions import TypeVar
 
 from ..errors import ProtocolError
@@ -39,31 +40,30 @@ Verdict = Callable[[], Many["BaseException | None"]]
 """Says of work that is over, for each of its followers, whether its part failed. It changes nothing."""
 
 
+@attrs.define(eq=False)
 class Work(Generic[F]):
-    """One piece of work in flight: a step or a copy that runs, or that is still being enqueued (``event`` is None).
+    """One piece of work in flight: a step or a copy that runs, or that is still being enqueued.
 
-    ``followers`` are the sequences or leases whose work it is. ``gates`` belong to a load by groups of layers: (the
-    last layer of a group, the event after its copies), in order. ``since`` is the tick of the stream when the work
-    began. ``enclosed``: a block is open that will end it. ``verdict`` judges the parts of the followers where the work
-    as a whole went well. ``failed`` says that the work is over and did not go well, as a whole or in part.
-    ``Flight.begin`` makes it.
+    ``enclosed``   whether a block is open that will end it
+    ``over``       whether it is over; ``failed``: it is, and did not go well, as a whole or in part
+    ``event``      the event behind it; None while it is still being enqueued
+    ``verdict``    judges the parts of the followers where the work as a whole went well
+    ``followers``  the sequences or leases whose work it is
+    ``gates``      of a load by groups of layers: (the last layer of a group, the event after its copies), in order
+    ``since``      the tick of the stream when the work began
     """
 
-    __slots__ = (
-        "enclosed", "event", "failed", "followers", "gates", "name", "number", "over", "since", "stream", "verdict",
-    )  # fmt: skip
-
     number: int
-    enclosed: bool
-    over: bool
-    failed: bool
-    event: Event | None
-    stream: Stream | None
-    followers: Many[F]
-    gates: Many[tuple[int, Event]]
-    name: str
-    since: int
-    verdict: Verdict | None
+    enclosed: bool = False
+    over: bool = False
+    failed: bool = False
+    event: Event | None = None
+    stream: Stream | None = None
+    verdict: Verdict | None = None
+    followers: Many[F] = ()
+    gates: Many[tuple[int, Event]] = ()
+    name: str = ""
+    since: int = 0
 
     def failures(self) -> list[tuple[Many[F], BaseException]]:
         """Of work whose event is done: whose parts failed, and with which error. Any thread may ask."""
@@ -115,11 +115,9 @@ class Flight(Fence, Generic[F]):
     # ------------------------------------------------------------ beginning and ending
     def begin(self) -> Work[F]:
         """Make a new piece of work, which is about to be enqueued."""
-        work: Work[F] = Work()
-        work.number = self.launched = self.stamp = self.launched + 1
-        work.enclosed = work.over = work.failed = False
-        work.event = work.stream = work.verdict = None
-        work.followers = work.gates = ()
+        self.launched += 1
+        work: Work[F] = Work(self.launched)
+        self.stamp = self.launched
         self.works.append(work)
         return work
 
@@ -262,11 +260,11 @@ class Gates:
     def __init__(self, stream: Stream, times: Timekeeper | None) -> None:
         self._stream = stream
         self._times = times
-        self._works: list[Work[Any]] = []
+        self._works: list[Work] = []
         self.passed = -1
         self.missed = ""
 
-    def add(self, work: Work[Any]) -> None:
+    def add(self, work: Work) -> None:
         """Make the step's layers wait for this load, each for its own group."""
         if work not in self._works:
             self._works.append(work)

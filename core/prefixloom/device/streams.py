@@ -272,7 +272,7 @@ class ThreadStream(Stream):
         self._thread.start()
         _RUNNING.add(self)
 
-    def _enqueue(self, work: Callable[[], object] | None) -> None:
+    def run(self, work: Callable[[], object]) -> None:
         with self._lock:
             if not self._thread.is_alive():
                 raise InputError(f"{self!r} is closed")
@@ -281,11 +281,8 @@ class ThreadStream(Stream):
             self._changed.notify_all()
             self._queue.append((self.tick, work))
 
-    def run(self, work: Callable[[], object]) -> None:
-        self._enqueue(work)
-
     def _wait(self, event: Event) -> None:
-        self._enqueue(lambda: event.stream.until(event, None))
+        self.run(lambda: event.stream.until(event, None))
 
     def reached(self, event: Event) -> bool:
         return self._over >= event.tick or (not self._queue and self._idle)  # in this order: the worker works meanwhile
