@@ -3,12 +3,14 @@
 A match is followed again, step by step: who lowered the boundary, what each lacked there, and whether a tier below has
 it. With a history the explanation also knows what became of what is missing. Every token that did not hit belongs to
 one ``Finding``.
+
+``REASONS`` has a sentence for each reason, and ``CAUSES`` what became of what a history knows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Literal
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import attrs
 
@@ -17,35 +19,56 @@ from ..contract.reach import Interval, merged
 from ..operations.match import limit_of, lowerings, walked_boundary
 from ..operations.state import Core, Match
 from ..tree.lane import Lane
-from ..tree.radix import Node, climb
+from ..tree.radix import climb
 from .history import History, Loss
 
-MissReason = Literal[
-    "new",  # nothing that begins so has been cached, as far as is known
-    "branch",  # the prompt parts from what is cached in the midst of a page
-    "namespace",  # it is cached in another namespace
-    "identity",  # it was computed with other weights, adapters or positions
-    "too large",  # the prompt has more tokens than a pool can hold
-    "evicted",  # it was cached, and went since room was needed
-    "expired",  # it was cached, and went first, since the time until which it was wanted had passed
-    "flushed",  # it was cached, and the cache was flushed or its namespace dropped
-    "failed",  # the step or the copy that wrote it failed
-    "never kept",  # the keys are there, and this was never stored
-    "refused",  # it could have been stored, and there was no room for it, or a policy did not want it
-    "absent",  # not cached; without a history it is not known why
-    "below",  # a tier below the device has it
-    "plugin",  # a plugin did not accept the boundary
-    "page",  # these tokens do not fill a page
-    "left",  # they were to be left to compute
-    "lookahead",  # their content depends on tokens that come after the prompt
-]
-"""Why tokens did not hit."""
+REASONS: dict[str, str] = {
+    "new": "nothing that begins so has been cached",
+    "branch": "the prompt parts from what is cached in the midst of a page",
+    "namespace": "the same tokens are cached in another namespace",
+    "identity": "the same tokens are cached under another identity: other weights, adapters or positions",
+    "too large": "the prompt is too large to be kept",
+    "evicted": "{what}: {loss}",
+    "expired": "{what}: {loss}",
+    "flushed": "{what}: {loss}",
+    "failed": "{what}: {loss}",
+    "refused": "{what}: {loss}",
+    "never kept": "{what}: it was {never}",
+    "absent": "{what}: it was never stored, or it is gone (no history is kept)",
+    "below": "{what} on the device; a tier below has it",
+    "plugin": "plugin {component!r} does not accept the boundary {end}",
+    "page": "they do not fill a page",
+    "left": "they were to be left to compute",
+    "lookahead": "their content depends on tokens that come after the prompt",
+}
+"""Why tokens did not hit, in words. ``docs/insight.md`` says of each what helps."""
+
+CAUSES: dict[str, tuple[str, str]] = {
+    "room": ("evicted", "it was evicted to make room{for_whom}"),
+    "expired": ("expired", "the time until which it was wanted had passed, and it was evicted before all else"),
+    "asked": ("evicted", "it was evicted, as the engine asked for it"),
+    "unneeded": ("evicted", "it was freed, since {by!r} had lost what it needs beside it"),
+    "path limit": ("evicted", "it was freed, since its path has as many states as it may have"),
+    "split": ("evicted", "it was freed, since its path was divided"),
+    "failed": ("failed", "what computed or copied it had failed, and it was taken back"),
+    "dropped": ("flushed", "its namespace was dropped"),
+    "flushed": ("flushed", "the cache was flushed"),
+}
+"""By the cause of a loss: the reason of tokens that miss it, and what became of it."""
+OTHERWISE = "evicted", "it was removed"
+
+REFUSALS: dict[str, tuple[str, str]] = {
+    "room": ("no slot could be had", "a free slot: a larger pool"),
+    "policy": ("a policy did not want it", "a policy that keeps it"),
+}
+"""By the cause for which something was not stored: that cause in words, and what helps."""
 
 
 @attrs.frozen
 class Finding:
     """Why the tokens [start, end) of a prompt did not hit.
 
+    ``reason``     one of ``REASONS``
     ``component``  which component (or plugin) it was; empty where it was none in particular
     ``lacks``      what this component lacks to resume at ``end``: token positions, of a state none
     ``loss``       what became of it, if a history knows
@@ -55,7 +78,7 @@ class Finding:
 
     start: int
     end: int
-    reason: MissReason
+    reason: str
     component: str = ""
     lacks: tuple[Interval, ...] = ()
     loss: Loss | None = attrs.field(default=None, repr=False)
@@ -103,58 +126,33 @@ class Explanation:
         return told
 
     def as_dict(self) -> dict[str, Any]:
-        """The explanation as plain data, for JSON."""
-        return {
-            "tokens": self.tokens,
-            "ready": self.ready,
-            "restorable": self.restorable,
-            "walked": self.walked,
-            "alone": dict(self.alone),
-            "findings": [
-                {
-                    "start": each.start, "end": each.end, "reason": each.reason, "component": each.component,
-                    "lacks": [list(span) for span in each.lacks], "text": self._told(each), "help": each.help,
-                    "more_pages": each.pages, "loss": None if each.loss is None else {
-                        "kind": each.loss.kind, "tier": each.loss.tier, "cause": each.loss.cause, "by": each.loss.by,
-                        "seconds_ago": self.at - each.loss.when,
-                        "seconds_cached": None if each.loss.stored is None else each.loss.when - each.loss.stored,
-                    },
-                }
-                for each in self.findings
-            ],
-            "sentences": self.sentences,
-        }  # fmt: skip
+        """Return the explanation as plain data, for JSON."""
+        findings = []
+        for each in self.findings:
+            loss = each.loss
+            told = attrs.asdict(each, filter=lambda field, _: field.name not in ("loss", "pages", "detail"))
+            findings.append({**told, "text": self._told(each), "more_pages": each.pages, "loss": loss and {
+                "kind": loss.kind, "tier": loss.tier, "cause": loss.cause, "by": loss.by,
+                "seconds_ago": self.at - loss.when,
+                "seconds_cached": None if loss.stored is None else loss.when - loss.stored,
+            }})  # fmt: skip
+        told = attrs.asdict(self, filter=lambda field, _: field.name not in ("findings", "at", "since"))
+        return {**told, "findings": findings, "sentences": self.sentences}
 
     def __str__(self) -> str:
         return "\n".join(self.sentences)
 
     def _told(self, finding: Finding) -> str:
-        loss = finding.loss
-        who = f"component {finding.component!r}" if finding.component else "it"
-        lacks = f" lacks {_spans(finding.lacks)} to resume at {finding.end}" if finding.lacks else ""
-        what = f"{who}{lacks}" if lacks else f"{who} has no state at {finding.end}"
-        if not finding.component:
-            what = "nothing that begins so is cached"
-        known = {
-            "new": "nothing that begins so has been cached",
-            "branch": "the prompt parts from what is cached in the midst of a page",
-            "namespace": "the same tokens are cached in another namespace",
-            "identity": "the same tokens are cached under another identity: other weights, adapters or positions",
-            "too large": "the prompt is too large to be kept",
-            "never kept": f"{what}: it was never stored"
-            if self.since is None
-            else (f"{what}: it was not stored in the last {_time(self.at - self.since)}, of which all is known"),
-            "absent": f"{what}: it was never stored, or it is gone (no history is kept)",
-            "below": f"{what} on the device; a tier below has it",
-            "plugin": f"plugin {finding.component!r} does not accept the boundary {finding.end}",
-            "page": "they do not fill a page",
-            "left": "they were to be left to compute",
-            "lookahead": "their content depends on tokens that come after the prompt",
-        }.get(finding.reason)
-        if known is None:
-            assert loss is not None
-            known = f"{what}: {_became(loss, self.at)}"
-        return f"{known} ({finding.detail})" if finding.detail else known
+        """Return the finding in words: the sentence of its reason, and its detail."""
+        lacks = f"lacks {_spans(finding.lacks)} to resume at" if finding.lacks else "has no state at"
+        told = REASONS[finding.reason].format(
+            what=f"component {finding.component!r} {lacks} {finding.end}",
+            loss="" if finding.loss is None else _became(finding.loss, self.at),
+            never="never stored" if self.since is None else
+            f"not stored in the last {_time(self.at - self.since)}, of which all is known",
+            component=finding.component, end=finding.end,
+        )  # fmt: skip
+        return f"{told} ({finding.detail})" if finding.detail else told
 
 
 def _spans(spans: Iterable[Interval]) -> str:
@@ -162,24 +160,15 @@ def _spans(spans: Iterable[Interval]) -> str:
 
 
 def _became(loss: Loss, now: float) -> str:
-    """What became of it, in words."""
+    """Return in words what became of something, and when."""
     ago = f"{_time(now - loss.when)} ago"
     if loss.kind == "refused":
-        why = {"room": "no slot could be had", "policy": "a policy did not want it"}.get(loss.cause, loss.cause)
-        return f"it was not stored on the {loss.tier} {ago}: {why}" if loss.tier != "store" else (
-            f"the store refused it {ago} ({why})"
-        )  # fmt: skip
-    told = {
-        "room": "it was evicted" + (f" to make room for {loss.by!r}" if loss.by else " to make room"),
-        "expired": "the time until which it was wanted had passed, and it was evicted before all else",
-        "asked": "it was evicted, as the engine asked for it",
-        "unneeded": f"it was freed, since {loss.by!r} had lost what it needs beside it",
-        "path limit": "it was freed, since its path has as many states as it may have",
-        "split": "it was freed, since its path was divided",
-        "failed": "what computed or copied it had failed, and it was taken back",
-        "dropped": "its namespace was dropped",
-        "flushed": "the cache was flushed",
-    }.get(loss.cause, f"it was removed ({loss.cause or 'no cause told'})")
+        why = REFUSALS[loss.cause][0] if loss.cause in REFUSALS else loss.cause
+        if loss.tier == "store":
+            return f"the store refused it {ago} ({why})"
+        return f"it was not stored on the {loss.tier} {ago}: {why}"
+    for_whom = f" for {loss.by!r}" if loss.by else ""
+    told = CAUSES.get(loss.cause, OTHERWISE)[1].format(by=loss.by, for_whom=for_whom)
     where = f" from the {loss.tier}" if loss.tier else ""
     age = "" if loss.stored is None else f", after {_time(loss.when - loss.stored)}"
     return f"{told}{where} {ago}{age}"
@@ -198,7 +187,13 @@ def explain(core: Core, match: Match, history: History | None, closely: bool) ->
     """Explain a current match. ``closely``: look into other namespaces, and at single tokens where keys part."""
     if history is not None:
         history.poll()
-    return _Explainer(core, match, history, closely).explanation()
+    found = _Explainer(core, match, history, closely)
+    return Explanation(
+        match.count, match.ready, found.restorable, found.walked,
+        {lane.name: lane.residency.deepest(match.walked_to, found.walked)[1] for lane in core.shape.lanes},
+        tuple(sorted(found.findings(), key=lambda each: each.start)),
+        0.0 if history is None else history.clock(), None if history is None else history.since,
+    )  # fmt: skip
 
 
 class _Explainer:
@@ -206,128 +201,110 @@ class _Explainer:
 
     def __init__(self, core: Core, match: Match, history: History | None, closely: bool) -> None:
         self.core, self.match, self.history, self.closely = core, match, history, closely
-        self.tokens = match.tokens
         self._tiers = ("device",) if core.below is None else ("device", "host", "store")
         self.page = core.shape.page
         self.limit = limit_of(core, match)
         self.walked = walked_boundary(core, match)
+        self.restorable = match.ready if core.below is None else match.restorable
 
-    def explanation(self) -> Explanation:
-        match, core = self.match, self.core
-        findings = [*self._lowered(), *self._unmatched(), *self._rest()]
-        return Explanation(
-            match.count,
-            match.ready,
-            match.ready if core.below is None else match.restorable,
-            self.walked,
-            {lane.name: lane.residency.deepest(match.walked_to, self.walked)[1] for lane in core.shape.lanes},
-            tuple(sorted((each for each in findings if each.tokens), key=lambda each: each.start)),
-            0.0 if self.history is None else self.history.clock(),
-            None if self.history is None else self.history.since,
-        )
+    def findings(self) -> Iterator[Finding]:
+        """Yield the findings that have tokens: where the keys agree, where they do not, and past what was asked."""
+        for each in (*self._lowered(), *self._unmatched(), *self._rest()):
+            if each.tokens > 0:
+                yield each
 
     # ------------------------------------------------------------ where the keys agree
     def _lowered(self) -> list[Finding]:
-        """Why the keys agree further than the hit. Up to what can be restored the device is asked, then all tiers."""
+        """Return why the keys agree further than the hit. Up to what can be restored the device is asked, then all
+        tiers: the component that lowered the boundary first, then the others.
+        """
         lanes = {lane.name: lane for lane in self.core.shape.lanes}
-        restorable = self.match.ready if self.core.below is None else self.match.restorable
         found: list[Finding] = []
         for name, high, low in lowerings(self.core, self.match):
             lane = lanes.get(name)
             if lane is None or not self._lacks(lane, high):
-                if found and found[-1].reason == "plugin" and found[-1].component == name and found[-1].start == high:
-                    found[-1] = attrs.evolve(found[-1], start=low)
-                else:
-                    found.append(Finding(low, high, "plugin", name))
+                if found and (found[-1].reason, found[-1].component, found[-1].start) == ("plugin", name, high):
+                    high = found.pop().end
+                found.append(Finding(low, high, "plugin", name))
                 continue
-            cut = min(max(low, restorable), high)
+            cut = min(max(low, self.restorable), high)
             if high > cut:
                 others = (each for each in self.core.shape.in_order if each is not lane)
-                culprit = next((each for each in (lane, *others) if self._gone(each, high)), lane)
-                found.append(self._of_component(culprit, cut, high))
+                gone = ((each, self._lacks(each, high, below=True)) for each in (lane, *others))
+                found.append(self._of_component(*next((each for each in gone if each[1]), (lane, ())), cut, high))
             if cut > low:
-                found.append(self._below(lane, low, cut))
+                found.append(self._of_component(lane, (), low, cut))
         return found
 
-    def _lacks(self, lane: Lane, boundary: int) -> tuple[Interval, ...]:
-        """The pages that the device lacks for ``boundary``; of a state the page of the tree that ends there."""
-        return lane.residency.lacking(self._node(boundary), boundary)
+    def _lacks(self, lane: Lane, boundary: int, below: bool = False) -> tuple[Interval, ...]:
+        """Return what the device lacks of a component at ``boundary``, or what the tiers ``below`` it lack as well.
 
-    def _gone(self, lane: Lane, boundary: int) -> tuple[Interval, ...]:
-        """Return what of ``_lacks`` no tier below has either."""
-        below = self.core.below
-        residency = lane.residency if below is None else below.residency(lane)
-        return residency.lacking(self._node(boundary), boundary)
+        Of a state it is the page of the tree that ends there.
+        """
+        tiers = self.core.below
+        residency = tiers.residency(lane) if below and tiers is not None else lane.residency
+        return residency.lacking(climb(self.match.walked_to, boundary), boundary)
 
-    def _node(self, boundary: int) -> Node:
-        return climb(self.match.walked_to, boundary)
-
-    def _of_component(self, lane: Lane, low: int, high: int) -> Finding:
-        """Why this component cannot be resumed at ``high``."""
-        gone = self._gone(lane, high)
-        if not gone:
-            return self._below(lane, low, high)
-        return self._finding(lane, low, high, self._told_lacks(lane, high), self._find(lane, gone))
-
-    def _below(self, lane: Lane, low: int, high: int) -> Finding:
-        """The tiers below the device have what this component lacks on it."""
-        lacks = self._told_lacks(lane, high)
+    def _of_component(self, lane: Lane, gone: tuple[Interval, ...], low: int, high: int) -> Finding:
+        """Return why a component cannot be resumed at ``high``. If nothing is ``gone``, the tiers below have it."""
+        lacks = self._lacks(lane, high) if lane.unit == "page" else ()
+        if gone:
+            return self._finding(lane, low, high, lacks, self._find(lane, gone))
         return Finding(low, high, "below", lane.name, lacks, help="a load from below, by Sequence.restore")
-
-    def _told_lacks(self, lane: Lane, boundary: int) -> tuple[Interval, ...]:
-        return self._lacks(lane, boundary) if lane.unit == "page" else ()
 
     def _finding(
         self, lane: Lane, low: int, high: int, lacks: tuple[Interval, ...], losses: list[Loss | None]
     ) -> Finding:
-        if self.history is None:
-            return Finding(low, high, "absent", lane.name, lacks, help=self._checkpoint(lane, high))
+        """Return what became of pages that a component lacks: what was lost last of them, if a history knows of all."""
         known = [loss for loss in losses if loss is not None]
-        if len(known) < len(losses) or not known:
-            return Finding(low, high, "never kept", lane.name, lacks, help=self._checkpoint(lane, high))
+        if self.history is None or not known or len(known) < len(losses):
+            reason = "absent" if self.history is None else "never kept"
+            step = f"a step that ends at {high}, with its state published" if lane.unit == "boundary" else ""
+            return Finding(low, high, reason, lane.name, lacks, help=step)
         loss = max(known, key=lambda each: each.when)
         if loss.kind == "refused":
-            return Finding(low, high, "refused", lane.name, lacks, loss, help=_help_refused(loss))
+            return Finding(low, high, "refused", lane.name, lacks, loss, help=REFUSALS.get(loss.cause, ("", ""))[1])
         pages = 0
-        if loss.cause in ("room", "expired", "unneeded"):
-            first = min(each.number for each in known)
-            pages = self.history.lost_since(lane.name, loss.tier, first) if self.closely else 0
-        helps = f"about {pages} more {_unit(lane)} of {lane.name!r} on the {loss.tier}" if pages else ""
-        if loss.cause == "expired":
-            helps = " or ".join(filter(None, ("a later time until which it is wanted", helps)))
-        return Finding(low, high, _reason(loss), lane.name, lacks, loss, pages, help=helps)
-
-    def _checkpoint(self, lane: Lane, boundary: int) -> str:
-        return f"a step that ends at {boundary}, with its state published" if lane.unit == "boundary" else ""
+        helps = ["a later time until which it is wanted"] if loss.cause == "expired" else []
+        if self.closely and loss.cause in ("room", "expired", "unneeded"):
+            pages = self.history.lost_since(lane.name, loss.tier, min(each.number for each in known))
+        if pages:
+            unit = "states" if lane.unit == "boundary" else "pages"
+            helps.append(f"about {pages} more {unit} of {lane.name!r} on the {loss.tier}")
+        return Finding(
+            low, high, CAUSES.get(loss.cause, OTHERWISE)[0], lane.name, lacks, loss, pages, help=" or ".join(helps)
+        )
 
     def _find(self, lane: Lane, spans: tuple[Interval, ...]) -> list[Loss | None]:
         if self.history is None:
             return []
-        return self.history.find(lane.name, self._tiers, self.match.namespace, self.tokens, spans)
+        return self.history.find(lane.name, self._tiers, self.match.namespace, self.match.tokens, spans)
 
     # ------------------------------------------------------------ where they do not
-    def _unmatched(self) -> list[Finding]:
-        """Why the keys agree no further: what lay there has gone, or never came."""
-        start = self.walked
-        if start >= self.limit:
-            return []
-        shape = self.core.shape
+    def _unmatched(self) -> Iterator[Finding]:
+        """Yield why the keys agree no further: what was cached there is gone, or never was."""
+        at, shape = self.walked, self.core.shape
         if self.match.count > shape.longest > 0 and shape.path_lanes:
             lane = min(shape.path_lanes, key=lambda each: each.pool.capacity * each.page)
             holds = lane.pool.capacity * lane.page
             told = f"the pool of {lane.name!r} holds {holds} tokens and the prompt has {self.match.count}"
-            return [Finding(start, self.limit, "too large", lane.name, detail=told, help="a larger pool")]
-        found: list[Finding] = []
-        at = start
+            yield Finding(at, self.limit, "too large", lane.name, detail=told, help="a larger pool")
+            return
         while at < self.limit and (lost := self._lost_from(at)) is not None:
-            found.append(lost)
+            yield lost
             at = lost.end
-        if at < self.limit:
-            found += self._never_seen(at) if at == start else [Finding(at, self.limit, "new")]
-        return found
+        told = ""
+        if at < self.limit and at == self.walked:
+            seen = self._seen(at) if self.closely else None
+            if seen is not None:
+                yield seen
+                at = seen.end
+            if self.history is not None and self.history.remembered:
+                told = "or longer ago than the last losses that are remembered"
+        yield Finding(at, self.limit, "new", detail=told)
 
     def _lost_from(self, at: int) -> Finding | None:
-        """What became of the deepest that was cached from ``at`` on, of the first component that a history tells of."""
+        """Return what became of the deepest that was cached from ``at`` on, of the first component with a loss."""
         for lane in self.core.shape.in_order:
             page = lane.part.page_tokens or self.page
             losses = self._find(lane, ((at, self.limit),))
@@ -341,35 +318,25 @@ class _Explainer:
             return self._finding(lane, at, end, lacks, [loss for _, loss in gone])
         return None
 
-    def _never_seen(self, at: int) -> list[Finding]:
-        found = []
-        if self.closely:
-            elsewhere = self._elsewhere(at)
-            if elsewhere is not None:
-                found.append(elsewhere)
-                at = elsewhere.end
-            elif agreed := self._agreed(at):
-                told = f"they agree for {agreed} tokens of the page of {self.page} that begins at {at}"
-                helps = "smaller pages, or prompts that part at a page's end"
-                found.append(Finding(at, at + self.page, "branch", detail=told, help=helps))
-                at += self.page
-        told = ""
-        if self.history is not None and self.history.remembered:
-            told = "or longer ago than the last losses that are remembered"
-        return [*found, Finding(at, self.limit, "new", detail=told)] if at < self.limit else found
+    def _seen(self, at: int) -> Finding | None:
+        """Return where else more of these tokens is cached, or how much of the page at ``at``."""
+        elsewhere = self._elsewhere(at)
+        agreed = 0 if elsewhere is not None else self._agreed(at)
+        if not agreed:
+            return elsewhere
+        told = f"they agree for {agreed} tokens of the page of {self.page} that begins at {at}"
+        return Finding(
+            at, at + self.page, "branch", detail=told, help="smaller pages, or prompts that part at a page's end"
+        )
 
     def _elsewhere(self, at: int) -> Finding | None:
-        """Another namespace in which more of these tokens is cached."""
+        """Return the namespace in which most of these tokens are cached, if it is more than in that of the prompt."""
         tree, mine = self.core.index.tree, self.match.namespace
-        best: tuple[int, str] | None = None
-        for namespace, root in tree.roots.items():
-            if namespace != mine:
-                _, walked, _ = tree.walk(root, self.match.key)
-                if walked > at and (best is None or walked > best[0]):
-                    best = walked, namespace
-        if best is None:
+        walks = ((tree.walk(root, self.match.key)[1], name) for name, root in tree.roots.items() if name != mine)
+        end, other = max(walks, key=lambda found: found[0], default=(0, ""))
+        if end <= at:
             return None
-        end, other = min(best[0], self.limit), best[1]
+        end = min(end, self.limit)
         if means(plain_name(mine), other):
             return Finding(at, end, "identity", help="the same weights, adapters and positions")
         name = plain_name(other)
@@ -377,44 +344,26 @@ class _Explainer:
         return Finding(at, end, "namespace", detail=told, help="the same namespace (or salt)")
 
     def _agreed(self, at: int) -> int:
-        """How many tokens of the page at ``at`` agree with something cached."""
-        match, tree = self.match, self.core.index.tree
-        size, element = tree.page_bytes, self.core.keys.element_bytes
-        wanted = match.key[at * element : at * element + size]
-        node = match.walked_to
+        """Return how many tokens of the page at ``at`` agree with something cached."""
+        size, element = self.core.index.tree.page_bytes, self.core.keys.element_bytes
+        wanted = self.match.key[at * element : at * element + size]
+        node = self.match.walked_to
         inside = node.end > at
         keys = [node.key[(at - node.start) * element :]] if inside else [kid.key for kid in node.children]
         best = 0
         for key in keys:
-            same = 0
-            while same < size and key[same : same + element] == wanted[same : same + element]:
-                same += element
-            best = max(best, same // element)
-        return best
+            while key[: best + element] == wanted[: best + element] and best < size:
+                best += element
+        return best // element
 
     # ------------------------------------------------------------ what was not asked
-    def _rest(self) -> list[Finding]:
-        """The tokens past the deepest boundary that could be asked for."""
+    def _rest(self) -> Iterator[Finding]:
+        """Yield the tokens past the deepest boundary that could be asked for."""
         count, page = self.match.count, self.page
         whole = count // page * page
         leave = count - self.match.most
         leave = 0 if leave <= self.core.shape.lookahead else leave
         asked = max(0, count - leave) // page * page
-        found = [Finding(max(whole, self.match.ready), count, "page", detail=f"a page has {page} tokens")]
-        found.append(Finding(asked, whole, "left"))
-        found.append(Finding(self.limit, asked, "lookahead"))
-        return [each for each in found if each.start < each.end]
-
-
-def _reason(loss: Loss) -> MissReason:
-    if loss.kind == "cleared" or loss.cause == "dropped":
-        return "flushed"
-    return "failed" if loss.cause == "failed" else "expired" if loss.cause == "expired" else "evicted"
-
-
-def _help_refused(loss: Loss) -> str:
-    return {"room": "a free slot: a larger pool", "policy": "a policy that keeps it"}.get(loss.cause, "")
-
-
-def _unit(lane: Lane) -> str:
-    return "states" if lane.unit == "boundary" else "pages"
+        yield Finding(max(whole, self.match.ready), count, "page", detail=f"a page has {page} tokens")
+        yield Finding(asked, whole, "left")
+        yield Finding(self.limit, asked, "lookahead")
