@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from prefixloom import Buffer, CompositionError, InputError, Manifest
-from prefixloom.device import codecs
 from prefixloom.device.codecs import Coder
 from tests.support.coding import coder, tensors
 from tests.support.content import Made, bits, noise
@@ -90,13 +89,10 @@ MIXED = (
 )
 
 
-@pytest.mark.parametrize("chunk", [1, 40, 1 << 20])
 @pytest.mark.parametrize("entries", [None, 4])
 @pytest.mark.parametrize("rests", ["int8", "float16"])
-def test_slots_go_where_they_are_told_and_nothing_else_is_touched(
-    monkeypatch: pytest.MonkeyPatch, rests: str, entries: int | None, chunk: int
-) -> None:
-    """Whatever the pieces are: one by one, in any order, gives what all at once gives."""
+def test_slots_go_where_they_are_told_and_nothing_else_is_touched(rests: str, entries: int | None) -> None:
+    """In any order, some slots give what all of them give."""
     it = coder(rests, *MIXED)
     live = tensors(it.live, 20, entries)
     for seed, (name, tensor) in enumerate(live.items()):
@@ -104,7 +100,6 @@ def test_slots_go_where_they_are_told_and_nothing_else_is_touched(
     whole, back = tensors(it.stored, 20, entries), tensors(it.live, 20, entries)
     it.encode(live, range(20), whole, range(20))
     it.decode(whole, range(20), back, range(20))
-    monkeypatch.setattr(codecs, "CHUNK", chunk)
     for seed in range(8):
         choice = random.Random(seed)
         count = choice.choice((0, 1, 5, 9))
@@ -155,11 +150,11 @@ def test_tensors_without_content_are_nothing_to_do() -> None:
 
 @pytest.mark.parametrize("shape", [(64, 1024), (1024, 1024), (1 << 18,), (64,)], ids=str)
 @pytest.mark.parametrize("rests", ["int8", "bfloat16"])
-def test_no_temporary_is_larger_than_a_chunk_or_a_row(rests: str, shape: tuple[int, ...]) -> None:
+def test_no_temporary_is_larger_than_a_layer_of_a_slot(rests: str, shape: tuple[int, ...]) -> None:
     it = coder(rests, Buffer("x", shape, "float32", (0, 1)))
-    count = (1 << 22) // (math.prod(shape) * 2)  # 16 MiB
+    count = 8
     live, stored = tensors(it.live, count), tensors(it.stored, count)
     with Made() as made:
         it.encode(live, range(count), stored, range(count))
         it.decode(stored, range(count), live, range(count))
-    assert 0 < max(made.sizes) <= codecs.CHUNK
+    assert 0 < max(made.sizes) <= 4 * math.prod(shape)

@@ -1,8 +1,9 @@
 """Codecs: storing the content of cached slots in a smaller form, with a bounded error.
 
 A ``Coder`` is made from a manifest with ``stored_as``. Its ``stored`` is the manifest of the stored form, from which a
-pool can be made. ``encode`` and ``decode`` convert many slots at once between the tensors of the two forms, in pieces
-of at most ``CHUNK`` bytes. Nothing is read back from a device. A codec knows no pool, no tree and no owner of a slot.
+pool can be made. ``encode`` and ``decode`` convert slots between the tensors of the two forms, each layer of a slot by
+itself: all temporaries together take about six times as much. Nothing is read back from a device. A codec knows no
+pool, no tree and no owner of a slot.
 
 A *row* is the last dimension of a buffer's shape. The codec's dtype says how a row is stored:
 
@@ -30,14 +31,11 @@ import attrs
 
 from ..contract.manifest import Buffer, Manifest
 from ..errors import CompositionError, InputError
-from .kernels import check_slots, index_of
+from .kernels import check_slots
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
-
-CHUNK = 1 << 20
-"""Bytes of live content that are converted at a time. All temporaries together take about six times as much."""
 
 HALF_EPS: Mapping[str, float] = {
     "bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-24, "float64": 2.0**-53,
@@ -125,17 +123,17 @@ class Coder:
         """Write the content of the live ``slots`` to the stored slots ``into``, which are distinct."""
         for coding in self._codings:
             source, target = live[coding.live.name], stored[coding.stored.name]
-            largest = None if coding.largest is None else _rows(stored[coding.largest.name], False)
-            for at, to in _pieces(source, slots, target, into):
-                values = _rows(source).index_select(0, at)
+            largest = None if coding.largest is None else stored[coding.largest.name]
+            for layer, s, t in _places(source, slots, target, into):
+                values, made = source[layer, s], target[layer, t]
                 if coding.kept:
-                    _rows(target).index_copy_(0, to, values)
+                    made.copy_(values)
                 elif largest is None:
-                    _rows(target).index_copy_(0, to, _cast(values, target.dtype))
+                    made.copy_(_cast(values, target.dtype))
                 else:
                     tops, codes = _to_codes(values)
-                    largest.index_copy_(0, to, tops)
-                    _rows(target).index_copy_(0, to, codes)
+                    largest[layer, t].copy_(tops)
+                    made.copy_(codes)
 
     def decode(
         self, stored: Mapping[str, Tensor], slots: Sequence[int], live: Mapping[str, Tensor], into: Sequence[int]
@@ -143,14 +141,14 @@ class Coder:
         """Write the content of the stored ``slots`` to the live slots ``into``, which are distinct."""
         for coding in self._codings:
             source, target = stored[coding.stored.name], live[coding.live.name]
-            largest = None if coding.largest is None else _rows(stored[coding.largest.name], False)
-            for at, to in _pieces(source, slots, target, into):
-                values = _rows(source).index_select(0, at)
+            largest = None if coding.largest is None else stored[coding.largest.name]
+            for layer, s, t in _places(source, slots, target, into):
+                values = source[layer, s]
                 if largest is not None:
-                    values = _from_codes(largest.index_select(0, at), values)
+                    values = _from_codes(largest[layer, s], values)
                 elif not coding.kept:
                     values = _plain(values.to(target.dtype))
-                _rows(target).index_copy_(0, to, values)
+                target[layer, t].copy_(values)
 
 
 def _stored_buffers(codings: Sequence[_Coding]) -> Iterator[Buffer]:
@@ -160,27 +158,10 @@ def _stored_buffers(codings: Sequence[_Coding]) -> Iterator[Buffer]:
             yield coding.largest
 
 
-# ---------------------------------------------------------------- rows and their numbers
-
-
-def _rows(tensor: Tensor, values: bool = True) -> Tensor:
-    """View a tensor as a matrix of its rows or, without ``values``, as a vector with one element per row.
-
-    Elements of one byte are viewed as int8, since torch cannot index every such dtype.
-    """
-    import torch
-
-    if tensor.element_size() == 1:
-        tensor = tensor.view(torch.int8)
-    return tensor.view(-1, tensor.shape[-1] if tensor.dim() > 2 else 1) if values else tensor.view(-1)
-
-
-def _pieces(
+def _places(
     source: Tensor, slots: Sequence[int], target: Tensor, into: Sequence[int]
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the numbers of rows in the source and in the target, a piece at a time."""
-    import torch
-
+) -> Iterator[tuple[int, int, int]]:
+    """Yield each layer with each pair of slots, after a check that there are such; of the meta device none."""
     if len(slots) != len(into) or len(set(into)) != len(into):
         raise InputError(f"as many different slots are needed as there are sources: got {len(slots)} and {list(into)}")
     if not len(slots) or source.device.type == "meta":
@@ -189,31 +170,9 @@ def _pieces(
         raise InputError(f"{len(source)} layers cannot become {len(target)}")
     check_slots([source], slots)
     check_slots([target], into)
-    width = source.shape[-1] if source.dim() > 2 else 1
-    of_slot = source[0, 0].numel() // width
-    row_bytes = width * max(source.element_size(), target.element_size())
-    count = max(1, CHUNK // (of_slot * row_bytes))
-    length = max(1, min(of_slot, CHUNK // row_bytes))
-    sources = _row_numbers(source, index_of(slots, [source]))
-    targets = _row_numbers(target, index_of(into, [target]))
-    for at, to in zip(_parts(sources, count), _parts(targets, count), strict=True):
-        for low in range(0, of_slot, length):
-            inside = torch.arange(low, min(low + length, of_slot), device=source.device)
-            yield (at[:, None] * of_slot + inside).view(-1), (to[:, None] * of_slot + inside).view(-1)
-
-
-def _row_numbers(tensor: Tensor, slots: Tensor) -> Tensor:
-    """The numbers of the slots' rows in all layers."""
-    import torch
-
-    layers, capacity = tensor.shape[:2]
-    return (torch.arange(0, layers * capacity, capacity, device=slots.device)[:, None] + slots).view(-1)
-
-
-def _parts(index: Tensor, count: int) -> Iterator[Tensor]:
-    """Yield consecutive parts of an index, of at most ``count`` numbers each."""
-    for low in range(0, index.numel(), count):
-        yield index[low : low + count]
+    for layer in range(len(source)):
+        for pair in zip(slots, into, strict=True):
+            yield layer, *pair
 
 
 # ---------------------------------------------------------------- converting rows
@@ -248,11 +207,11 @@ def _to_codes(values: Tensor) -> tuple[Tensor, Tensor]:
     largest = values.abs().amax(-1)
     finite = largest.isfinite()
     exact = values.to(_arithmetic(values.dtype))
-    unit = largest.where(largest > 0, 1).to(exact.dtype)[:, None]
-    codes = (exact / unit).mul_(127).round_().masked_fill_(~finite[:, None], 0)
+    unit = largest.where(largest > 0, 1).to(exact.dtype).unsqueeze(-1)
+    codes = (exact / unit).mul_(127).round_().masked_fill_(~finite.unsqueeze(-1), 0)
     return largest.masked_fill_(~finite, math.nan), codes.to(torch.int8)
 
 
 def _from_codes(largest: Tensor, codes: Tensor) -> Tensor:
     exact = codes.to(_arithmetic(largest.dtype))
-    return _plain(exact.div_(_steps(exact)).mul_(largest.to(exact.dtype)[:, None]).to(largest.dtype))
+    return _plain(exact.div_(_steps(exact)).mul_(largest.to(exact.dtype).unsqueeze(-1)).to(largest.dtype))

@@ -128,37 +128,39 @@ class History:
     """The losses of one cache since this was made. Made by ``Cache.history``; ``Cache.explain`` asks it.
 
     ``poll`` reads the cache's journal, and takes the time of what it finds; ``Cache.poll`` does so once per step.
+
+    ``since``          losses before this time are not known, or not all of them; None: all are known
+    ``by_component``   what was lost, by component and tier
+    ``missed_tokens``  by component, tier and reason, as far as ``missed`` was told of them
+    ``recent``         the latest losses, the oldest first
+    ``hot``            the prefixes that were hit most, as far as ``hit`` was told of them, by the number of their path
     """
 
     def __init__(self, core: Core, most: int, clock: Callable[[], float] = time.monotonic) -> None:
         with core:
             self._journal = core.follow(CHANGES)
         shape = core.shape
-        self._pages = {lane.name: lane.part.page_tokens for lane in shape.lanes}
-        """The tokens of a page of each component; of a boundary component 0."""
+        self._pages = {lane.name: lane.part.page_tokens or shape.page for lane in shape.lanes}
+        """The tokens of a page of each component; a state is asked for as a page of the tree."""
         self._core = core
         self._paths = Paths(PageChain(shape.page, shape.lookahead))
         self._most = most
         self.closed = False
         self.clock = clock
         self.since: float | None = clock() if core.counts.opened or core.index.epoch else None
-        """Losses before this time are not known, or not all of them; None: all are known."""
         self.by_component: dict[tuple[str, str], Losses] = {}
-        """By component and tier."""
         self.missed_tokens: dict[tuple[str, str, str], int] = {}
-        """By component, tier and reason, as far as ``missed`` was told of them."""
         self.recent: deque[Loss] = deque(maxlen=RECENT)
-        """The latest losses, the oldest first."""
         self.hot: dict[int, HotPrefix] = {}
-        """The prefixes that were hit most, as far as ``hit`` was told of them, by the number of their path."""
         self._stored: dict[int, float] = {}
+        """When what is cached now had come, by its number."""
         self._lost: dict[int, Loss] = {}
-        for change in self._cached():
-            self._note(change)
+        """What became of what is not cached any more, by its number; the latest last."""
+        self._note_cached()
 
-    def _cached(self) -> list[Change]:
-        """Return what is cached now, as changes."""
-        return contents(self._core.keys, self._core.shape.all_lanes, self._core.index.tree.roots.values())
+    def _note_cached(self) -> None:
+        for change in contents(self._core.keys, self._core.shape.all_lanes, self._core.index.tree.roots.values()):
+            self._note(change)
 
     def close(self) -> None:
         """Follow the cache no longer."""
@@ -166,7 +168,7 @@ class History:
         self._journal.close()
 
     def lost_since(self, component: str, tier: str, number: int) -> int:
-        """How many different pages (states) of a component are gone that it lost from its loss of this number on."""
+        """Return how many different pages (states) that a component lost, from this number on, are gone now."""
         found = 0
         for loss in reversed(self._lost.values()):
             if loss.component == component and loss.tier == tier:
@@ -177,21 +179,22 @@ class History:
 
     @property
     def remembered(self) -> int:
-        """How many losses it remembers now."""
+        """The number of losses that it remembers now."""
         return len(self._lost)
 
     def poll(self) -> None:
         """Read what has changed since the last call."""
         missing, changes = self._journal.missing, self._journal.take()
-        if missing:  # what went meanwhile is not known: begin again with what there is
+        if missing:  # what was lost meanwhile is not known: begin again with what there is
             self._stored.clear()
             self.since = self.clock()
-            changes = self._cached()
+            self._note_cached()
+            return
         for change in changes:
             self._note(change)
 
     def losses(self, component: str, tier: str) -> Losses:
-        """What a component has lost on a tier so far."""
+        """Return what a component has lost on a tier so far."""
         return self.by_component.setdefault((component, tier), Losses())
 
     def find(
@@ -230,25 +233,22 @@ class History:
     def _keys(
         self, component: str, tier: str, namespace: str, tokens: Tokens, spans: tuple[Interval, ...]
     ) -> list[int]:
-        """Return the numbers of the pages of ``spans``."""
-        tree_page = self._paths.chain.page
-        page = self._pages[component] or tree_page
+        """Return the numbers of the pages of ``spans``. Each is made of the page of the tree in which it begins."""
+        kind, whole, page = hash((component, tier)), self._paths.chain.page, self._pages[component]
         deepest = max((high for _, high in spans), default=0)
-        links = self._paths.of(namespace, tokens, -(-deepest // tree_page) * tree_page)
-        if page == tree_page:  # as ``_key`` makes them, all at once
-            kind = hash((component, tier))
-            return [kind ^ PageChain.number(each) for low, high in spans for each in links[low // page : high // page]]
+        links = self._paths.of(namespace, tokens, -(-deepest // whole) * whole)
         return [
-            _key(component, tier, links[start // tree_page], start % tree_page)
+            kind ^ (hash((link, inside)) if inside else PageChain.number(link))
             for low, high in spans
             for start in range(low, high, page)
+            for link, inside in ((links[start // whole], start % whole),)
         ]
 
     def _note(self, change: Change) -> None:
         now = self.clock()
         if change.kind == "cleared":
+            self._forget_losses(self._stored)
             for key, stored in self._stored.items():
-                self._lost.pop(key, None)
                 self._lost[key] = Loss("cleared", "", "", "flushed", "", now, stored, 0, 0)
             self._stored.clear()
             self._forget()
@@ -257,14 +257,11 @@ class History:
         at = change.boundary  # of a state
         spans = change.spans if at is None else ((at - self._paths.chain.page, at),)
         keys = self._keys(change.component, change.tier, change.namespace, change.tokens, spans)
+        self._forget_losses(keys)
         if change.kind == "stored":
             self._stored.update(dict.fromkeys(keys, now))
-            self._not_lost(keys)
             return
-        if not keys:
-            return
-        removed = change.kind == "removed"
-        came = [self._stored.pop(key, None) if removed else None for key in keys]
+        came = [self._stored.pop(key, None) if change.kind == "removed" else None for key in keys]
         about = change.kind, change.component, change.tier, change.cause, change.by
         shared: dict[float | None, Loss] = {}  # by the time at which they came
         for moment, count in Counter(came).items():
@@ -273,13 +270,12 @@ class History:
             self.recent.append(loss)
             if moment is not None:
                 losses.ages.add(now - moment, count)
-        self._not_lost(keys)  # the latest stand last
         self._lost.update(zip(keys, map(shared.__getitem__, came), strict=True))
         losses.count += len(keys)
         self._forget()
 
-    def _not_lost(self, keys: list[int]) -> None:
-        """Forget what was lost of these pages before."""
+    def _forget_losses(self, keys: Iterable[int]) -> None:
+        """Forget what was lost of these pages before: it is cached again, or is lost again."""
         if not self._lost.keys().isdisjoint(keys):
             for key in keys:
                 self._lost.pop(key, None)
@@ -292,13 +288,8 @@ class History:
                 self.since = max(self.since or 0.0, self._lost.pop(old).when)
 
 
-def _key(component: str, tier: str, page: bytes, start: int = 0) -> int:
-    """Return the number of what a component has on a tier at the end of a page, or in it from ``start`` on."""
-    return hash((component, tier)) ^ (hash((page, start)) if start else PageChain.number(page))
-
-
 def _decisive(losses: list[Loss]) -> Loss | None:
-    """Of the losses of one page on several tiers, the one without which it would be there."""
+    """Return, of the losses of one page on several tiers, the one without which it would be there."""
     if not losses:
         return None
     latest = max(losses, key=lambda loss: loss.when)
