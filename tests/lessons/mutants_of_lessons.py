@@ -21,7 +21,7 @@ from prefixloom.operations import ops, publish, step, teardown
 from prefixloom.operations.state import Hold, Running
 from prefixloom.operations.step import Step
 from prefixloom.operations.unwritten import Unwritten
-from prefixloom.tree.holdings import PageHolding, SteppedHolding
+from prefixloom.tree.holdings import PageHolding, StateHolding
 from prefixloom.tree.lane import PageLane
 from prefixloom.tree.partial_lane import PartialLane
 from prefixloom.tree.path_lane import PathLane
@@ -39,9 +39,7 @@ def released_to_the_root(self: PartialLane, record: Any, recent: bool = True) ->
     while node.parent is not None:
         cell = node.cells[self.index]
         if cell is not None and cell.locks:
-            cell.locks -= 1
-            if not cell.locks:
-                self._settle(cell, recent)
+            self.unpin(cell, recent)
         node = node.parent
 
 
@@ -90,8 +88,8 @@ def a_split_forgets_who_holds_the_upper_half(patch: pytest.MonkeyPatch) -> None:
         divide(self, upper, lower)
         cell = upper.cells[self.index]
         if cell is not None and cell.locks:
-            cell.locks = 0
-            self._settle(cell, True)
+            cell.locks = 1
+            self.unpin(cell)
 
     patch.setattr(PartialLane, "divide", forgetful)
 
@@ -370,7 +368,7 @@ def a_donation_is_a_copy(patch: pytest.MonkeyPatch) -> None:
 
 def a_window_is_freed_that_a_checkpoint_still_needs(patch: pytest.MonkeyPatch) -> None:
     """A state is kept at an earlier boundary, and the window there is let go as if only the newest counted."""
-    patch.setattr(SteppedHolding, "lowest_track", lambda self, floor: floor)
+    patch.setattr(StateHolding, "lowest_track", lambda self, floor: floor)
 
 
 def a_copied_source_is_not_covered(patch: pytest.MonkeyPatch) -> None:

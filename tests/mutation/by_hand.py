@@ -36,9 +36,9 @@ BY_HAND = (
     Fragment("kept victims change places", ROOM, "_evict_asking", "reversed(victims)", "victims", why="in which order kept victims become recent is not promised"),
     Fragment("a kept victim is asked for again and again", ROOM, "_evict_asking", "held |= staying", ""),
     # checkpoints inside of what arrived
-    Fragment("steps that begin inside of what arrived have single states", HOLDINGS, "SteppedHolding.reach", "self.arrived <= before < upto <= before + len(self.steps)", "before < upto <= before + len(self.steps)"),
-    Fragment("a checkpoint inside of what arrived is due", HOLDINGS, "SteppedHolding.due", "end - start <= len(self.steps) and start >= self.arrived", "end - start <= len(self.steps)"),
-    Fragment("what arrived and was taken back is remembered", HOLDINGS, "SteppedHolding.rewind", "self.arrived = min(self.arrived, length)", ""),
+    Fragment("steps that begin inside of what arrived have single states", HOLDINGS, "StateHolding.reach", "self.arrived <= before < upto <= before + len(self.steps)", "before < upto <= before + len(self.steps)"),
+    Fragment("a checkpoint inside of what arrived is due", HOLDINGS, "StateHolding.due", "end - start <= len(self.steps) and start >= self.arrived", "end - start <= len(self.steps)"),
+    Fragment("what arrived and was taken back is remembered", HOLDINGS, "StateHolding.rewind", "self.arrived = min(self.arrived, length)", ""),
     # the newest fence of several pools
     Fragment("the fence of the last pool counts", POOL, "Pool._free_early", "max(self.fence.taken_early, fence)", "fence"),
     Fragment("the fence of slots below hides the one before", COPIES, "HostCopies.take", "flight.taken_early = max(before, flight.taken_early)", ""),

@@ -21,7 +21,7 @@ from ..device.pool import ABSENT, NO_SLOT, PageSpan, Pool, Stage
 from ..device.streams import Stream, enqueue
 from ..errors import CapacityError, PluginError, PrefixloomError, ProtocolError
 from ..keys.lookahead import Seen
-from ..tree.holdings import SteppedHolding, Track
+from ..tree.holdings import StateHolding, Track
 from ..tree.state_lane import StateLane
 from .retain import commit
 from .room import make_room
@@ -130,7 +130,7 @@ def select_states(core: Core, stream: Stream, kept: torch.Tensor, rows: Many[Row
     ``kept`` has a figure for each row. Where the layers wrote no states of single tokens, nothing changes.
     """
     for lane in core.shape.state_lanes:
-        found: list[tuple[int, SteppedHolding]] = []
+        found: list[tuple[int, StateHolding]] = []
         for at, row in enumerate(rows):
             holding = row.running.held[lane.index] if row.running.core is not None else None
             if holding is not None and 0 < row.end - row.start <= len(holding.steps):
@@ -141,7 +141,7 @@ def select_states(core: Core, stream: Stream, kept: torch.Tensor, rows: Many[Row
 
 
 def _select(
-    core: Core, stream: Stream, lane: StateLane, kept: torch.Tensor, found: Many[tuple[int, SteppedHolding]]
+    core: Core, stream: Stream, lane: StateLane, kept: torch.Tensor, found: Many[tuple[int, StateHolding]]
 ) -> None:
     choices = [list(holding.steps) for _, holding in found]
     dst = [holding.slot for _, holding in found]

@@ -93,93 +93,12 @@ class Track:
 
 
 class StateHolding:
-    """A running state: its ``slot``, and the boundary ``as_of`` that its content stands for.
+    """A running state, and the further states of a sequence that tracks checkpoints or rewinds.
 
-    ``ready`` says whether the content is valid and may be published: it is not before the op that fills the slot has
-    run, nor while the layers of open steps write it. It stays False after a step that failed, whose layers may have
-    written half a state.
-
-    A sequence that tracks checkpoints or rewinds has a ``SteppedHolding`` instead.
-    """
-
-    __slots__ = ("as_of", "ready", "slot")
-
-    def __init__(self, as_of: int) -> None:
-        self.slot = NO_SLOT
-        self.as_of = as_of
-        self.ready = False
-
-    @property
-    def accepted(self) -> bool:
-        return False
-
-    @accepted.setter
-    def accepted(self, accepted: bool) -> None:
-        pass
-
-    @property
-    def tracks(self) -> list[Track]:
-        return []
-
-    @property
-    def steps(self) -> tuple[int, ...]:
-        return ()
-
-    @property
-    def steps_from(self) -> int:
-        return -1
-
-    # ------------------------------------------------------------ the running state
-    @property
-    def complete(self) -> bool:
-        """Whether the running slot holds the state of ``as_of``."""
-        return self.ready and self.slot != NO_SLOT
-
-    def reach(self, upto: int) -> None:
-        """Note that the layers bring the running state to ``upto``."""
-        self.as_of = upto
-        self.ready = True
-
-    def arrive(self, length: int) -> None:
-        """Note that data up to ``length`` arrived from elsewhere, with the state of its end only."""
-
-    def lose(self) -> None:
-        """Note that the running state is not valid any more: layers may have written half a state."""
-        self.ready = False
-
-    def can_rewind(self, length: int) -> bool:
-        """Whether the state at ``length`` is available: the running one, or one after a token of the last step."""
-        return length >= self.as_of
-
-    def rewind(self, length: int) -> int:
-        """Take the state back to ``length``. Return the slot that must be copied into the running one, or NO_SLOT."""
-        return NO_SLOT
-
-    # ------------------------------------------------------------ checkpoints
-    def checkpoint(self, upto: int) -> int:
-        """The deepest boundary up to ``upto`` that has a complete state; -1 if there is none."""
-        return self.as_of if self.complete and self.as_of <= upto else -1
-
-    def due(self, every: int, start: int, end: int) -> tuple[int, int] | None:
-        """The checkpoint of a step over [start, end): (boundary, slot with its state after the step), or None."""
-        return None
-
-    def oldest_track(self) -> int:
-        """Drop the oldest track if there are as many as may be, and return its slot, or NO_SLOT."""
-        return NO_SLOT
-
-    def lowest_track(self, floor: int) -> int:
-        """The lowest boundary of a tracked state, at which it may still be published, or ``floor`` if that is lower."""
-        return floor
-
-    def slots(self) -> list[int]:
-        """All slots that the sequence owns."""
-        return [] if self.slot == NO_SLOT else [self.slot]
-
-
-class SteppedHolding(StateHolding):
-    """A running state with further states: tracked checkpoints, and the states after single tokens of a step.
-
+    ``slot``        where the running state lies
+    ``as_of``       the boundary that its content stands for
+    ``ready``       whether its content is valid and may be published: not before the op that fills the slot has run,
+                    nor while the layers of open steps write it, nor after a step that failed
     ``tracks``      the tracked states
     ``steps``       ``steps[i]`` is the slot of the state after i + 1 tokens of the last small step
     ``steps_from``  where that step began; -1: there was none
@@ -188,25 +107,21 @@ class SteppedHolding(StateHolding):
     ``arrived``     the end of data that arrived from elsewhere, which has the state of its end only
     """
 
-    __slots__ = ("accepted", "arrived", "steps", "steps_from", "tracks")
-
-    accepted: bool
-    tracks: list[Track]
-    steps: tuple[int, ...]
-    steps_from: int
+    __slots__ = ("accepted", "arrived", "as_of", "ready", "slot", "steps", "steps_from", "tracks")
 
     def __init__(self, as_of: int) -> None:
         self.slot = NO_SLOT
         self.as_of = as_of
-        self.ready = False
-        self.accepted = False
+        self.ready = self.accepted = False
         self.arrived = 0
-        self.tracks = []
-        self.steps = ()
+        self.tracks: list[Track] = []
+        self.steps: tuple[int, ...] = ()
         self.steps_from = -1
 
+    # ------------------------------------------------------------ the running state
     @property
     def complete(self) -> bool:
+        """Whether the running slot holds the state of ``as_of``."""
         return self.ready and not self.accepted and self.slot != NO_SLOT
 
     def reach(self, upto: int) -> None:
@@ -219,22 +134,24 @@ class SteppedHolding(StateHolding):
         self.ready = True
 
     def arrive(self, length: int) -> None:
+        """Note that data up to ``length`` arrived from elsewhere, with the state of its end only."""
         self.arrived = length
 
     def lose(self) -> None:
-        """Note that the running state and the states of single tokens are not valid any more."""
+        """Note that no state is valid any more but the tracked ones: layers may have written half a state."""
         self.ready = False
         self.steps_from = -1
 
     def can_rewind(self, length: int) -> bool:
+        """Whether the state at ``length`` is available: the running one, or one after a token of the last step."""
         return length >= self.as_of or -1 < self.steps_from < length
 
     def rewind(self, length: int) -> int:
+        """Take the state back to ``length``. Return the slot that must be copied into the running one, or NO_SLOT."""
         self.arrived = min(self.arrived, length)
         if self.accepted:  # the device took it back already
             self.accepted = False
             self.as_of = min(length, self.as_of)
-            return NO_SLOT
         if length >= self.as_of:
             return NO_SLOT
         source = self.steps[length - self.steps_from - 1]
@@ -242,7 +159,9 @@ class SteppedHolding(StateHolding):
         self.ready = False
         return source
 
+    # ------------------------------------------------------------ checkpoints
     def checkpoint(self, upto: int) -> int:
+        """Return the deepest boundary up to ``upto`` that has a complete state; -1 if there is none."""
         best = self.as_of if self.complete and self.as_of <= upto else -1
         for track in self.tracks:
             if best < track.as_of <= upto:
@@ -250,6 +169,7 @@ class SteppedHolding(StateHolding):
         return best
 
     def due(self, every: int, start: int, end: int) -> tuple[int, int] | None:
+        """Return the checkpoint of a step over [start, end), if any: (boundary, slot with its state after the step)."""
         at = end // every * every
         if at <= start:
             return None
@@ -259,14 +179,17 @@ class SteppedHolding(StateHolding):
         return (at, self.steps[at - start - 1]) if single else None
 
     def oldest_track(self) -> int:
+        """Drop the oldest track if there are as many as may be, and return its slot, or NO_SLOT."""
         return self.tracks.pop(0).slot if len(self.tracks) == TRACKS else NO_SLOT
 
     def lowest_track(self, floor: int) -> int:
+        """Return the lowest boundary of a tracked state, or ``floor`` if that is lower."""
         for track in self.tracks:
             if track.as_of < floor:
                 floor = track.as_of
         return floor
 
     def slots(self) -> list[int]:
+        """Return all slots that the sequence owns."""
         running = [] if self.slot == NO_SLOT else [self.slot]
         return [*running, *(track.slot for track in self.tracks), *self.steps]

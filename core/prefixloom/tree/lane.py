@@ -360,8 +360,12 @@ class Lane(Generic[C, H]):
         """``cell``, off the queue, counts as gone: what it kept from going may be the next victim."""
 
     def _detach(self, cell: Any, node: Node, gone: list[Any]) -> None:
-        """Take a cell that has left from its ``node``, what it had to ``gone``."""
-        raise NotImplementedError
+        """Take a cell that has left from its ``node``, and add what it had to ``gone``."""
+        node.cells[self.index] = None
+        gone.append(cell.data)
+        if self.recorder is not None:
+            self.recorder.changed(self, node, cell.data, None)
+        self.queue.forget(cell)
 
     def _give_all(self, gone: list[Any]) -> int:
         """Free what ``_detach`` gathered, and count the pages."""
@@ -419,6 +423,15 @@ class PageLane(Lane[C, P]):
         data: bytes = b"" if cell is None else cell.data
         count = (node.end - node.parent.end) // self.page
         return ABSENT_BYTES * (count - len(data) // ID_BYTES) + data
+
+    def _give_all(self, gone: list[bytes]) -> int:
+        data = b"".join(gone)
+        if ABSENT_BYTES in data:
+            data = without_absent(data)
+        pages = len(data) // ID_BYTES
+        self.pool.give(data)
+        self.in_tree -= pages
+        return pages
 
     # ------------------------------------------------------------ a sequence's way
     def close(self, holding: P) -> None:

@@ -108,32 +108,50 @@ class PartialLane(PageLane[PartialCover, RetainedHolding]):
         wrong = [cell for link, cell in slack if not self.has(cell) or cell.slack is not link]
         return [*super().strays(), *wrong]
 
-    def _find_slack(self, cell: PartialCell) -> None:
-        node = cell.node
-        if self.tail(node.end) > node.parent.end:
-            self._note_slack(cell)
-
     def _note_slack(self, cell: PartialCell) -> None:
-        """Enter ``cell`` into the queue of slack, if it has any."""
-        if pages := self.slack_of(cell):
-            self._enter_slack(cell, pages)
-
-    def _enter_slack(self, cell: PartialCell, pages: int) -> None:
-        slack = cell.slack = SlackLink(cell, pages)
-        self.slack.add(slack)
-        if cell.locks:
-            self.covered_slack += pages
+        """Enter ``cell``, whose pages are new to it, into the queue of slack if it has any."""
+        node = cell.node
+        if self.tail(node.end) > node.parent.end and (pages := self.slack_of(cell)):
+            slack = cell.slack = SlackLink(cell, pages)
+            self.slack.add(slack)
+            if cell.locks:
+                self.covered_slack += pages
 
     def _drop_slack(self, cell: PartialCell) -> None:
+        """Take ``cell``, whose pages change, out of the queue of slack."""
         slack = cell.slack
         if slack is not None:
             self.slack.remove(slack)
-            self._forget_slack(cell, slack)
+            cell.slack = None
+            if cell.locks:
+                self.covered_slack -= slack.pages
 
-    def _forget_slack(self, cell: PartialCell, slack: SlackLink) -> None:
-        cell.slack = None
+    def _change(self, cell: PartialCell, slots: array[int]) -> None:
+        """Make ``slots`` the last pages of the edge of ``cell``, and drop the cell if none is left and none covers it.
+
+        Whoever calls this frees the pages that were taken out.
+        """
+        before = cell.data
+        self._drop_slack(cell)
+        cell.data = strip(slots.tobytes())
+        more = present(cell.data) - cell.pages
+        cell.pages += more
+        self.in_tree += more
         if cell.locks:
-            self.covered_slack -= slack.pages
+            self.leased += more
+        if self.recorder is not None:
+            self.recorder.changed(self, cell.node, before, cell.data)
+        if cell.pages or cell.locks:
+            self._note_slack(cell)
+        else:
+            if cell.next is not None:
+                self.queue.remove(cell)
+            self._unhang(cell)
+
+    def _unhang(self, cell: PartialCell) -> None:
+        """Take an empty ``cell``, which stands in no queue, from its node."""
+        cell.node.cells[self.index] = None
+        self.queue.forget(cell)
 
     @property
     def evictable(self) -> int:
@@ -143,11 +161,14 @@ class PartialLane(PageLane[PartialCover, RetainedHolding]):
     def trim(self, cells: list[PartialCell], emptied: list[Node]) -> int:
         got = 0
         for cell in cells:
-            slack = cell.slack
-            assert slack is not None
             emptied.append(cell.node)
-            self.slack.remove(slack)
-            got += self._cut_slack(slack)
+            first, last = self._slack_pages(cell)
+            slots = array("i", cell.data)
+            gone = without_absent(slots[first:last].tobytes())
+            slots[first:last] = ABSENT_SLOTS * (last - first)
+            self._change(cell, slots)
+            self.pool.give(gone)
+            got += len(gone) // ID_BYTES
         return got
 
     def trimmed_first(self, count: int, unneeded: bool) -> list[PartialCell]:
@@ -160,47 +181,13 @@ class PartialLane(PageLane[PartialCover, RetainedHolding]):
             cells.append(slack.cell)
         return cells
 
-    def _cut_slack(self, slack: SlackLink) -> int:
-        cell = slack.cell
-        self._forget_slack(cell, slack)
-        first, last = self._slack_pages(cell)
-        a, b = first * ID_BYTES, last * ID_BYTES
-        before = cell.data
-        gone = without_absent(before[a:b])
-        cell.data = strip(before[:a] + ABSENT_BYTES * (last - first) + before[b:])
-        if self.recorder is not None:
-            self.recorder.changed(self, cell.node, before, cell.data)
-        return self._lose(cell, gone)
-
     def retract(self, node: Node, slots: set[int]) -> None:
         """Take ``slots`` out of the cell of ``node``. The rest of the cell stays, whether a lease covers it or not."""
         cell: PartialCell = node.cells[self.index]
-        gone = array("i", [slot for slot in self.slots_of(cell) if slot in slots])
+        gone = [slot for slot in self.slots_of(cell) if slot in slots]
         if gone:
-            self._drop_slack(cell)
-            before = cell.data
-            left = array("i", [ABSENT if slot in slots else slot for slot in array("i", before)])
-            cell.data = strip(left.tobytes())
-            if self.recorder is not None:
-                self.recorder.changed(self, node, before, cell.data)
-            self._lose(cell, gone.tobytes())
-            if node.cells[self.index] is cell:
-                self._find_slack(cell)
-
-    def _lose(self, cell: PartialCell, gone: bytes) -> int:
-        """Free the pages ``gone``, which were taken out of ``cell``, and the cell if nothing is left of it."""
-        pages = len(gone) // ID_BYTES
-        cell.pages -= pages
-        self.in_tree -= pages
-        if cell.locks:
-            self.leased -= pages
-        self.pool.give(gone)
-        if not cell.pages and not cell.locks:
-            cell.node.cells[self.index] = None
-            if cell.next is not None:
-                self.queue.remove(cell)
-            self.queue.forget(cell)
-        return pages
+            self._change(cell, array("i", [ABSENT if slot in slots else slot for slot in array("i", cell.data)]))
+            self.pool.give_slots(gone)
 
     def _cells(self, node: Node, pages: Pages) -> PartialCover:
         """The cells of the path to ``node`` whose edges have some of ``pages``, the deepest first."""
@@ -226,50 +213,37 @@ class PartialLane(PageLane[PartialCover, RetainedHolding]):
             pages = merged((*pages, *((low // page, -(-high // page)) for low, high in positions if low < high)))
         cells = self._cells(node, pages)
         for cell, _ in cells:
-            locks = cell.locks
-            cell.locks = locks + 1
-            if not locks:
-                self._now_covered(cell)
+            self.pin(cell)
         return cells or None
 
     def release(self, cover: PartialCover, recent: bool = True) -> None:
         for cell, start in cover:
             while True:
-                locks = cell.locks - 1
-                cell.locks = locks
-                if not locks:
-                    self._settle(cell, recent)
+                self.unpin(cell, recent)
                 above = cell.node.parent
                 if above.end == start:
                     break
                 cell = above.cells[self.index]  # a split divided the edge
 
-    def _now_covered(self, cell: PartialCell) -> None:
-        """The first lease covers ``cell``: it may not be evicted, but for its slack."""
+    def pin(self, cell: PartialCell) -> None:
+        cell.locks += 1
+        if cell.locks > 1:
+            return
         self.leased += cell.pages
         if cell.slack is not None:
             self.covered_slack += cell.slack.pages
         if cell.next is not None:
             self.queue.remove(cell)
 
-    def pin(self, cell: PartialCell) -> None:
-        if not cell.locks:
-            self._now_covered(cell)
-        cell.locks += 1
-
-    def unpin(self, cell: PartialCell) -> None:
+    def unpin(self, cell: PartialCell, recent: bool = True) -> None:
         cell.locks -= 1
-        if not cell.locks:
-            self._settle(cell, True)
-
-    def _settle(self, cell: PartialCell, recent: bool) -> None:
-        """Enter ``cell``, which nothing covers any more, into the queue, or drop it if it is empty."""
+        if cell.locks:
+            return
         self.leased -= cell.pages
         if cell.slack is not None:
             self.covered_slack -= cell.slack.pages
         if not cell.pages:
-            cell.node.cells[self.index] = None
-            self.queue.forget(cell)
+            self._unhang(cell)
         elif recent:
             self.queue.add(cell)
         else:
@@ -370,14 +344,13 @@ class PartialLane(PageLane[PartialCover, RetainedHolding]):
         if new.pages or new.locks:
             upper.cells[i] = new
             self.queue.inherit(new, cell, linked=linked)
-            self._find_slack(new)
+            self._note_slack(new)
         if cell.pages or cell.locks:
-            self._find_slack(cell)
+            self._note_slack(cell)
         else:
-            lower.cells[i] = None
             if linked:
                 self.queue.remove(cell)
-            self.queue.forget(cell)
+            self._unhang(cell)
 
     # ------------------------------------------------------------ handing over
     def adopt(self, run: list[Node], holding: RetainedHolding) -> None:
@@ -396,7 +369,7 @@ class PartialLane(PageLane[PartialCover, RetainedHolding]):
                 cell: PartialCell | None = node.cells[i]
                 mine = table[first:last].tobytes()
                 if cell is None:
-                    cell = self._hang(node, mine, first, self.tail(node.end), holding.whole)
+                    cell = self._hang(node, mine, holding.whole)
                     holding.owned = last
                     if cell is not None:
                         self._enter_new(cell, end)
@@ -417,11 +390,10 @@ class PartialLane(PageLane[PartialCover, RetainedHolding]):
         else:
             self.queue.add_first(cell)
 
-    def _hang(self, node: Node, mine: bytes, first: int, low: int, whole: bool) -> PartialCell | None:
-        """Make a cell of the sequence's last pages of the edge, from page ``first`` on, if any is present.
+    def _hang(self, node: Node, mine: bytes, whole: bool) -> PartialCell | None:
+        """Make a cell of ``mine``, the sequence's last pages of the edge, if any is present: all are if ``whole``.
 
-        The cell stands in no queue yet. ``low`` is the first position that the node's end needs. ``whole``: all of the
-        pages are present.
+        The cell stands in no queue of eviction yet.
         """
         pages = len(mine) // ID_BYTES
         if not whole:
@@ -434,11 +406,7 @@ class PartialLane(PageLane[PartialCover, RetainedHolding]):
         self.in_tree += pages
         if self.recorder is not None:
             self.recorder.changed(self, node, None, mine)
-        if low // self.page > first:
-            if whole and first >= self.head:  # the pages before the tail are slack, and present
-                self._enter_slack(cell, low // self.page - first)
-            else:
-                self._note_slack(cell)
+        self._note_slack(cell)
         return cell
 
     def _merge(self, cell: PartialCell, mine: bytes, holding: RetainedHolding) -> None:
@@ -465,28 +433,17 @@ class PartialLane(PageLane[PartialCover, RetainedHolding]):
         lead = count - len(ours)
         tree = array("i", ABSENT_BYTES * (count - len(cell.data) // ID_BYTES) + cell.data)
         duplicates = array("i")
-        filled = 0
         for p, slot in enumerate(ours, lead):
             if slot == ABSENT:
                 continue
             if tree[p] == ABSENT:
                 tree[p] = slot
-                filled += 1
             else:
                 duplicates.append(slot)
         if duplicates:
             self.pool.give(duplicates.tobytes())
-        if filled:
-            self._drop_slack(cell)
-            before = cell.data
-            cell.data = strip(tree.tobytes())
-            if self.recorder is not None:
-                self.recorder.changed(self, node, before, cell.data)
-            cell.pages += filled
-            self.in_tree += filled
-            if cell.locks:
-                self.leased += filled
-            self._find_slack(cell)
+        if len(duplicates) < present(mine):
+            self._change(cell, tree)
         # Only what the sequence held is read from the tree now: the lease covers what its boundary needs of it.
         for p, slot in enumerate(ours):
             holding.table[first + p] = ABSENT if slot == ABSENT else tree[lead + p]
@@ -519,17 +476,4 @@ class PartialLane(PageLane[PartialCover, RetainedHolding]):
 
     def _detach(self, cell: PartialCell, node: Node, gone: list[bytes]) -> None:
         self._drop_slack(cell)
-        node.cells[self.index] = None
-        gone.append(cell.data)
-        if self.recorder is not None:
-            self.recorder.changed(self, node, cell.data, None)
-        self.queue.forget(cell)
-
-    def _give_all(self, gone: list[bytes]) -> int:
-        data = b"".join(gone)
-        if ABSENT_BYTES in data:
-            data = without_absent(data)
-        pages = len(data) // ID_BYTES
-        self.pool.give(data)
-        self.in_tree -= pages
-        return pages
+        super()._detach(cell, node, gone)

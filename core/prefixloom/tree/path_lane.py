@@ -222,17 +222,3 @@ class PathLane(PageLane[PathCell, PageHolding]):
         up.below = below
         if not below and not up.locks and up.next is None:
             self.queue.add_first(up)
-
-    def _detach(self, cell: PathCell, node: Node, gone: list[bytes]) -> None:
-        node.cells[self.index] = None
-        gone.append(cell.data)
-        if self.recorder is not None:
-            self.recorder.changed(self, node, cell.data, None)
-        self.queue.forget(cell)
-
-    def _give_all(self, gone: list[bytes]) -> int:
-        data = b"".join(gone)
-        pages = len(data) // ID_BYTES
-        self.pool.give(data)
-        self.in_tree -= pages
-        return pages

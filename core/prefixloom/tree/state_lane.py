@@ -24,9 +24,9 @@ from ..contract.reach import Interval
 from ..contract.values import Receipt
 from ..device.codecs import Coder
 from ..device.pool import NO_SLOT, Pool
-from .holdings import StateHolding, SteppedHolding
+from .holdings import StateHolding
 from .lane import Cell, Lane, state_gap_in
-from .radix import Node
+from .radix import Node, path_up
 
 
 class StateCell(Cell):
@@ -41,13 +41,10 @@ class StateCell(Cell):
         self.passed = self.unwanted = False
 
 
-class StateLane(Lane[StateCell, Any]):
-    """A cover is the cell of the state that is still to be copied.
+class StateLane(Lane[StateCell, StateHolding]):
+    """A cover is the cell of the state that is still to be copied."""
 
-    A holding is a ``SteppedHolding`` where sequences track checkpoints or rewind, and else a ``StateHolding``.
-    """
-
-    __slots__ = ("_early", "_holding", "admit", "per_path", "per_sequence", "policy", "track_every", "worth")
+    __slots__ = ("_early", "admit", "per_path", "per_sequence", "policy", "track_every", "worth")
     unit = "boundary"
     taken = "copy"
     """The kind of op that gives a sequence a state of the tree."""
@@ -64,7 +61,6 @@ class StateLane(Lane[StateCell, Any]):
         self._early = queue.before()
         """What may be evicted and goes before all that stands in ``queue``, whatever the policy: first what nobody
         wants, then what is passed, in the order in which it was."""
-        self._holding = SteppedHolding if self.track_every or max_rewind else StateHolding
         self.policy = "" if part.admission is None else part.admission.name
         self.admit = None if part.admission is None else part.admission.admit
         self.worth = None if part.admission is None else part.admission.worth
@@ -78,13 +74,7 @@ class StateLane(Lane[StateCell, Any]):
 
     def above(self, node: Node) -> list[StateCell]:
         """The states on the path from ``node`` upward, the nearest first."""
-        found: list[StateCell] = []
-        while node.parent is not None:
-            cell = node.cells[self.index]
-            if cell is not None:
-                found.append(cell)
-            node = node.parent
-        return found
+        return [cell for each in path_up(node) if (cell := each.cells[self.index]) is not None]
 
     # ------------------------------------------------------------ covering
     def acquire(self, node: Node, receipt: Receipt | None = None) -> StateCell | None:
@@ -144,9 +134,11 @@ class StateLane(Lane[StateCell, Any]):
             stood_in.remove(cell)
             self.queue.add(cell)
 
-    def _judge_above(self, node: Node) -> None:
-        """There is a state at the end of ``node``: the one above it is passed, unless prompts part between them."""
-        parts = False
+    def _judge_above(self, node: Node, serves: bool) -> None:
+        """Mark the next state above ``node`` as passed if the one at ``node`` ``serves`` all that continue it: where no
+        prompts part between the two.
+        """
+        parts = not serves
         above = node.parent
         while above.parent is not None:
             parts = parts or above.forks
@@ -165,8 +157,7 @@ class StateLane(Lane[StateCell, Any]):
             after.add(cell)
 
     def _pop_victim(self) -> Any:
-        cell = self._early.pop()
-        return self.queue.pop() if cell is None else cell
+        return self._early.pop() or self.queue.pop()
 
     def strays(self) -> list[Any]:
         found = [cell for cell in self._early if not self.has(cell) or self.queue_of(cell) is not self._early]
@@ -174,17 +165,15 @@ class StateLane(Lane[StateCell, Any]):
 
     # ------------------------------------------------------------ a sequence's way
     def open(self, node: Node) -> StateHolding:
-        return self._holding(node.end)
+        return StateHolding(node.end)
 
     def start(self, holding: StateHolding) -> None:
         """Give a new sequence its slots; the caller has made sure that they are free."""
         if self.per_sequence == 1:
             holding.slot = self.live.take_one()
         else:
-            assert isinstance(holding, SteppedHolding)
-            slots = self.live.take(self.per_sequence)
-            holding.slot = slots[0]
-            holding.steps = tuple(slots[1:])
+            holding.slot, *steps = self.live.take(self.per_sequence)
+            holding.steps = tuple(steps)
 
     def donates(self, holding: StateHolding, boundary: int) -> bool:
         """Whether publishing ``boundary`` takes the running state, so that the sequence needs a fresh slot."""
@@ -209,9 +198,9 @@ class StateLane(Lane[StateCell, Any]):
             self.keep(node, slot)
         else:
             self._use(cell)
-            self._judge_above(node)
+            self._judge_above(node, serves=True)
 
-    def _adopt_tracks(self, run: list[Node], holding: Any) -> None:
+    def _adopt_tracks(self, run: list[Node], holding: StateHolding) -> None:
         for node in run:
             if node.cells[self.index] is None:
                 track = next((track for track in holding.tracks if track.as_of == node.end), None)
@@ -232,7 +221,7 @@ class StateLane(Lane[StateCell, Any]):
             if cell is not None and cell.next is None:
                 if not cell.locks:
                     self.queue_of(cell).add(cell)
-                self._judge_above(node)
+                self._judge_above(node, serves=True)
 
     def follow(
         self, run: list[Node], holding: StateHolding, cover: StateCell | None, receipt: Receipt | None = None
@@ -253,16 +242,17 @@ class StateLane(Lane[StateCell, Any]):
 
     def close(self, holding: StateHolding) -> None:
         if holding.slot != NO_SLOT:
-            self.live.give_slots([holding.slot])
-        holding.slot = NO_SLOT
-        holding.ready = False
-        if isinstance(holding, SteppedHolding):
-            self.live.give_slots(list(holding.steps))
+            self.live.give_slots([holding.slot, *holding.steps])
+        elif holding.steps:
+            self.live.give_slots([*holding.steps])
+        if holding.tracks:
             self.pool.give_slots([track.slot for track in holding.tracks])
             holding.tracks = []
-            holding.steps = ()
+        holding.slot = NO_SLOT
+        holding.steps = ()
+        holding.ready = False
 
-    def forget_tracks(self, holding: Any, low: int, high: int) -> None:
+    def forget_tracks(self, holding: StateHolding, low: int, high: int) -> None:
         """Give back tracked states outside of (``low``, ``high``]."""
         for track in [track for track in holding.tracks if not low < track.as_of <= high]:
             holding.tracks.remove(track)
@@ -304,15 +294,9 @@ class StateLane(Lane[StateCell, Any]):
         """The state stays at the end, which is the lower half's."""
 
     def _detach(self, cell: StateCell, node: Node, gone: list[int]) -> None:
-        node.cells[self.index] = None
-        gone.append(cell.data)
-        if self.recorder is not None:
-            self.recorder.changed(self, node, cell.data, None)
-        self.queue.forget(cell)
+        super()._detach(cell, node, gone)
         if not cell.passed:  # the state above serves again what this one served
-            above = self.above(node)
-            if above:
-                self._set_passed(above[0], False)
+            self._judge_above(node, serves=False)
 
     def _give_all(self, gone: list[int]) -> int:
         self.pool.give_slots(gone)
@@ -349,7 +333,6 @@ class CodedLane(StateLane):
         coder: Coder,
     ) -> None:  # fmt: skip
         super().__init__(index, part, pool, queue, tree_page, max_rewind)
-        self._holding = SteppedHolding
         self.live = live
         self.coder = coder
         self._room = RunningSlots(live)
