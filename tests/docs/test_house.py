@@ -115,7 +115,7 @@ BUDGET: dict[str, int] = {
     "core/prefixloom/contract": 2_020,
     "core/prefixloom/device": 2_740,
     "core/prefixloom/tree": 2_840,
-    "core/prefixloom/operations": 3_610,
+    "core/prefixloom/operations": 3_600,
     "core/prefixloom/cache": 980,
     "core/prefixloom/tiers": 2_600,
     "core/prefixloom/insight": 1_260,

@@ -17,7 +17,6 @@ from ..errors import InputError, ProtocolError
 from ..keys.tokens import Span, Tokens, encode, namespace_of
 from ..tree.lane import Lane
 from ..tree.radix import Node, climb
-from ..tree.state_lane import StateLane
 from .room import Wanted
 from .state import Core, Match
 
@@ -213,12 +212,12 @@ def lowerings(core: Core, match: Match) -> Lowered:
     return trace
 
 
-def wanted_at(core: Core, match: Match, states: Iterable[StateLane]) -> Wanted:
-    """Slots that opening at ``match`` takes: states that run in ``states``, what plugins claim."""
+def wanted_at(core: Core, match: Match) -> Wanted:
+    """Return the slots that opening at ``match`` takes: those of running states, and what plugins claim."""
     shape = core.shape
     if not match.claims:
-        return [(lane.room, lane.per_sequence, None) for lane in states]
-    need = {lane.name: lane.per_sequence for lane in states}
+        return [(lane.room, lane.per_sequence, None) for lane in shape.state_lanes]
+    need = {lane.name: lane.per_sequence for lane in shape.state_lanes}
     for each, claim in zip(shape.lanes, match.claims, strict=False):
         if claim is not None and claim.need:
             need[each.name] = need.get(each.name, 0) + claim.need

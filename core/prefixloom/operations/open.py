@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..device.pool import NO_SLOT
 from ..errors import PrefixloomError
 from ..keys.elements import extra_numbers
 from ..keys.tokens import Tokens
@@ -25,7 +24,7 @@ from .teardown import give_back
 
 
 def open_at(core: Core, match: Match, label: str, priority: int, until: float, *, arrives: bool = False) -> Running:
-    """A running request that resumes at ``match``, which is current. CapacityError: a slot cannot be had.
+    """Return a running request that resumes at ``match``, which is current. CapacityError: a slot cannot be had.
 
     ``arrives``: all that it will hold was computed elsewhere. It gets no running state, so it does not use the cached
     one where it resumes, and it is not counted as opened.
@@ -39,11 +38,6 @@ def open_at(core: Core, match: Match, label: str, priority: int, until: float, *
     receipts = shape.no_records
     if shape.has_lock_hooks:
         receipts = ask_receipts(core, match.namespace, node.end, match.extra)
-    # All running states have their slots at once, or none before there is room.
-    with_slots = not (arrives or match.claims)
-    for point in shape.state_lanes:
-        if point.per_sequence > point.live.at_hand:
-            with_slots = False
     covers = [*shape.no_records]
     held: list[Any] = [*shape.no_records]
     fills: list[Fill] = []
@@ -58,12 +52,9 @@ def open_at(core: Core, match: Match, label: str, priority: int, until: float, *
     for point in shape.state_lanes:
         i = point.index
         state = held[i] = point.open(node)
-        if arrives:
-            continue
-        cell = covers[i] = point.acquire(node)
-        if with_slots:
-            point.start(state)
-        fills.append((point, state, "clear", CLEAR) if cell is None else (point, state, point.taken, cell.data))
+        if not arrives:
+            cell = covers[i] = point.acquire(node)
+            fills.append((point, state, "clear", CLEAR) if cell is None else (point, state, point.taken, cell.data))
     running = Running(core, match, node, covers, receipts, held, fills, label, priority, until)
     node.protect()
     try:
@@ -71,8 +62,8 @@ def open_at(core: Core, match: Match, label: str, priority: int, until: float, *
             core.unwritten.read(running, node)
         if core.watcher is not None:
             core.watcher.leased(running)
-        if not with_slots and not arrives:
-            _make_room(core, running)
+        if fills or match.claims:
+            _take_slots(core, running)
     except PrefixloomError:
         give_back(core, running)
         raise
@@ -92,7 +83,7 @@ def open_at(core: Core, match: Match, label: str, priority: int, until: float, *
 
 
 def anchor(core: Core, match: Match) -> Node:
-    """The node that ends where ``match`` resumes. The one change that a match makes to the tree is this split."""
+    """Return the node that ends where ``match`` resumes, and split one for that if need be."""
     node, boundary = match.node, match.ready
     if not boundary:
         return core.index.root(match.namespace)
@@ -100,15 +91,19 @@ def anchor(core: Core, match: Match) -> Node:
     return node if node.end == boundary else split(core, node, boundary)
 
 
-def _make_room(core: Core, running: Running) -> None:
-    """Make room for what a new sequence takes: running states, and what plugins claim."""
-    match = running.match
-    lacking = [(lane, state) for lane, state in running.states if state.slot == NO_SLOT]
-    make_room(core, wanted_at(core, match, [lane for lane, _ in lacking]), "open a sequence", by=running.label)
-    for lane, state in lacking:
-        lane.start(state)
-    running.claimed_ops = [op for claim in match.claims if claim is not None for op in claim.ops]
-    running.take_fence(core.flight)
+def _take_slots(core: Core, running: Running) -> None:
+    """Take the slots of a new sequence's running states, and see that there is room for what plugins claim."""
+    match, states = running.match, core.shape.state_lanes
+    short = bool(match.claims)
+    for lane in states:
+        short = short or lane.per_sequence > lane.live.at_hand
+    if short:
+        make_room(core, wanted_at(core, match), "open a sequence", by=running.label)
+    for lane in states:
+        lane.start(running.held[lane.index])
+    if short:
+        running.claimed_ops = [op for claim in match.claims if claim is not None for op in claim.ops]
+        running.take_fence(core.flight)
 
 
 # ---------------------------------------------------------------- naming
