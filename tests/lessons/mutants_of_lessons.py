@@ -311,7 +311,7 @@ def the_accepted_count_is_ignored(patch: pytest.MonkeyPatch) -> None:
 
 def slots_are_free_while_a_step_still_writes_them(patch: pytest.MonkeyPatch) -> None:
     """What is given back is anybody's at once, whoever is still writing."""
-    patch.setattr(Pool, "_retire", free_at_once)
+    patch.setattr(Pool, "give", free_at_once)
 
 
 def slots_are_taken_without_their_fence(patch: pytest.MonkeyPatch) -> None:

@@ -292,7 +292,7 @@ def readers_do_not_come_after_a_load(patch: pytest.MonkeyPatch) -> None:
 
 
 def slots_are_free_while_a_copy_reads_or_writes_them(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Pool, "_retire", free_at_once)
+    patch.setattr(Pool, "give", free_at_once)
 
 
 def copies_take_slots_without_their_fence(patch: pytest.MonkeyPatch) -> None:

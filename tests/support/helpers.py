@@ -54,9 +54,12 @@ class Keeping(ListQueue):
 
 
 def free_at_once(self: Any, data: bytes) -> None:
-    """In the place of ``Pool._retire``: nothing waits for the steps that may still touch it."""
-    self.retiring += len(data) // 4
-    self._free_again(data)
+    """In the place of ``Pool.give``: nothing waits for the steps that may still touch it."""
+    if self.fence.stamp:
+        self.retiring += len(data) // 4
+        self._free_again(data)
+    else:
+        self._add_free(data)
 
 
 def part(name: str, reach: Reach, kind: type[Component] = Component, **facts: Any) -> Component:

@@ -53,9 +53,10 @@ class LowerTier:
             hits = each.hits = each.hits + 1  # type: ignore[attr-defined]
             if hits >= enough:
                 due.append(each)
-        if due and self._write == "selective":
-            self.copies.backup(due[::-1])
-        self.writes.used(due)
+        if due:
+            if self._write == "selective":
+                self.copies.backup(due[::-1])
+            self.writes.used(due)
 
     def _taking(self, lane: Lane) -> HostLane | None:
         """Return the host lane that takes what the device frees of ``lane``, or None."""
