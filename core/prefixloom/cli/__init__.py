@@ -16,6 +16,7 @@ import importlib.metadata
 import os
 import sys
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any
 
 from ..errors import CompositionError, PrefixloomError
@@ -124,7 +125,7 @@ def _installed() -> dict[str, str]:
     return {point.name: f"of distribution {point.dist.name if point.dist else '?'}" for point in found}
 
 
-def _module(name: str) -> Any:
+def _module(name: str) -> ModuleType:
     own = f"{__name__}.{name.replace('-', '_')}"
     try:
         return importlib.import_module(own)
@@ -137,4 +138,5 @@ def _module(name: str) -> Any:
             f"the command {name!r} is not installed: nothing offers it in the entry-point group {GROUP!r}. Install "
             f"prefixloom itself with pip (`pip install -e .` in a checkout)"
         )
-    return found[0].load()
+    module: ModuleType = found[0].load()
+    return module

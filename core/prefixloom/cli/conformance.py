@@ -7,39 +7,31 @@ import ast
 import json
 import textwrap
 import warnings
-from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import attrs
 
 from ..errors import CompositionError
 from . import version
 
+if TYPE_CHECKING:
+    from ..testing.conformance import Report, Verdict
+
 MARKS = {"holds": "ok", "broken": "BROKEN", "wasteful": "COSTS", "not applicable": "-"}
 WIDTH = 110
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "name",
-        metavar="NAME",
-        help="a component's name, as `prefixloom components` lists it, or storage:NAME, policy:NAME, admission:NAME",
+    name = "a component's name, as `prefixloom components` lists it, or storage:NAME, policy:NAME, admission:NAME"
+    option = (
+        "an option to make the component with, its value as Python writes it; may be given again. Without it: its "
+        "default, or what a small model with its layers has"
     )
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="OPTION=VALUE",
-        dest="options",
-        help="an option to make the component with, its value as Python writes it; may be given again. Without it:"
-        " its default, or what a small model with its layers has",
-    )
+    believe = "believe what only the component itself says of its layers; without it, that is a failure"
+    parser.add_argument("name", metavar="NAME", help=name)
+    parser.add_argument("--set", action="append", default=[], metavar="OPTION=VALUE", dest="options", help=option)
     parser.add_argument("--seed", type=int, default=0, help="of the random scripts (default: 0)")
-    parser.add_argument(
-        "--believe",
-        action="store_true",
-        help="believe what only the component itself says of its layers; without it, that is a failure",
-    )
+    parser.add_argument("--believe", action="store_true", help=believe)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
 
 
@@ -51,18 +43,25 @@ def run(args: argparse.Namespace) -> int:
     with warnings.catch_warnings():
         # Torch warns about this once, at its first import. Nothing here needs numpy.
         warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
-        report = report_on_installed(args.name, options, args.seed, args.believe, id if args.json else _tell)
+        report: Report = report_on_installed(args.name, options, args.seed, args.believe, id if args.json else _tell)
     if args.json:
         print(json.dumps({"prefixloom": version(), "broken": len(report.broken), **attrs.asdict(report)}, indent=2))
         return 1 if report.broken else 0
-    _tell_broken(report.broken)
+    by_words: dict[str, list[Verdict]] = {}  # each mistake is told once, with all laws that it breaks
+    for verdict in report.broken:
+        by_words.setdefault(verdict.told, []).append(verdict)
+    for told, (first, *others) in by_words.items():
+        print(f"\n{first.law} ({', '.join(first.clauses)})")
+        _list(f"The law: {first.statement}", f"Broken:  {told}")
+        if others:
+            _list(f"So are:  {', '.join(verdict.law for verdict in others)}")
+        if first.script:
+            print(textwrap.indent(f"\n{first.script}", "    "))
     if report.wasteful:
         print("\nIt is right in these, and costs more than it must:")
-    for verdict in report.wasteful:
-        print(_wrapped(f"- {verdict.told}"))
+        _list(*(f"- {verdict.told}" for verdict in report.wasteful))
     print("\nNot tested:")
-    for what in report.untested:
-        print(_wrapped(f"- {what}"))
+    _list(*(f"- {what}" for what in report.untested))
     applied = sum(verdict.status != "not applicable" for verdict in report.verdicts)
     print(f"\n{applied - len(report.broken)} of {applied} laws hold, {len(report.broken)} are broken.")
     if report.believed:
@@ -70,31 +69,17 @@ def run(args: argparse.Namespace) -> int:
     return 1 if report.broken else 0
 
 
-def _tell(verdict: Any) -> None:
+def _tell(verdict: Verdict) -> None:
     note = f"   {verdict.told}" if verdict.status == "not applicable" else ""
     print(f"{MARKS[verdict.status]:>6}  {verdict.law}{note}", flush=True)
 
 
-def _tell_broken(broken: Sequence[Any]) -> None:
-    """Tell each mistake once: laws that are broken in the same words are named together."""
-    by_words: dict[str, list[Any]] = {}
-    for verdict in broken:
-        by_words.setdefault(verdict.told, []).append(verdict)
-    for told, (first, *others) in by_words.items():
-        print(f"\n{first.law} ({', '.join(first.clauses)})")
-        print(_wrapped(f"The law: {first.statement}"))
-        print(_wrapped(f"Broken:  {told}"))
-        if others:
-            print(_wrapped(f"So are:  {', '.join(verdict.law for verdict in others)}"))
-        if first.script:
-            print(textwrap.indent(f"\n{first.script}", "    "))
+def _list(*texts: str) -> None:
+    for text in texts:
+        print(textwrap.fill(text, WIDTH, initial_indent="  ", subsequent_indent="    "))
 
 
-def _wrapped(text: str) -> str:
-    return textwrap.fill(text, WIDTH, initial_indent="  ", subsequent_indent="    ")
-
-
-def _option(text: str) -> tuple[str, Any]:
+def _option(text: str) -> tuple[str, object]:
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
         raise CompositionError(f"--set takes OPTION=VALUE, such as --set window=8; got {text!r}")
