@@ -120,7 +120,7 @@ BUDGET: dict[str, int] = {
     "core/prefixloom/tiers": 2_600,
     "core/prefixloom/insight": 1_260,
     "core/prefixloom/compose": 2_370,
-    "core/prefixloom/cli": 400,
+    "core/prefixloom/cli": 380,
     "plugins/full": 170,
     "plugins/swa": 170,
     "plugins/mamba": 330,
@@ -128,7 +128,7 @@ BUDGET: dict[str, int] = {
     "plugins/policies": 870,
 }
 """The most lines of a room of the library (0090). A change that needs more says so here, and why in its message."""
-MOST_ANY = 358
+MOST_ANY = 352
 """Uses of ``Any`` in the library: a type that nobody has found yet."""
 FACES = {"__init__", "__main__", "conformance", "suites", "pytest_plugin", "pytest_suite", "adapter"}
 """Files beside the rooms, which hand names on: they stand above all rooms of their package."""

@@ -420,7 +420,7 @@ def _kinds_by_family(config: Config, count: int) -> list[str] | None:
         return [LETTERS[letter] for letter in pattern]
     if "mamba_d_ssm" in config:  # Falcon-H1
         return [HYBRID] * count
-    if get("state_size") and get("num_attention_heads") is None:  # Mamba
+    if get("state_size") and get("num_attention_heads") is None:  # states alone
         return [LINEAR] * count
     return None
 
