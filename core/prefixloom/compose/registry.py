@@ -26,7 +26,7 @@ from ..contract.hookspecs import API_VERSION, COLD_HOOKS, FIRST_API, PROJECT, Re
 from ..contract.policy import BUILT_IN, EvictionPolicy
 from ..contract.values import ComponentType
 from ..errors import CompositionError
-from ..storage import Backend, BackendType, opened, opened_by_url
+from ..storage import Backend, BackendType, opened
 from .binding import refuse_order
 
 GROUP = "prefixloom"
@@ -297,7 +297,7 @@ def open_store(name: str, **options: Any) -> Backend:
     if colon and options:
         raise CompositionError(f"{name!r} says all of its store, so it takes no {', '.join(options)} beside it")
     kind = default_registry().storage(scheme)
-    return opened_by_url(kind, name) if colon else opened(kind, **options)
+    return opened(kind, name if colon else "", **options)
 
 
 # ---------------------------------------------------------------- one entry point

@@ -28,12 +28,10 @@ from .contract import (
     Status,
     Stored,
     opened,
-    opened_by_url,
 )
 from .fingerprint import DIGEST_BYTES, MAX_TEXT, Fingerprint
 from .frame import (
     HEADER_BYTES,
-    MAGIC,
     Flaw,
     RecordHeader,
     decode_header,
@@ -49,7 +47,6 @@ __all__ = [
     "DIGEST_BYTES",
     "FAULTS",
     "HEADER_BYTES",
-    "MAGIC",
     "MAX_PAYLOAD",
     "MAX_POSITION",
     "MAX_TEXT",
@@ -77,7 +74,6 @@ __all__ = [
     "function",
     "key",
     "opened",
-    "opened_by_url",
     "options_of",
     "preferred",
     "seconds",

@@ -10,9 +10,10 @@ import functools
 import importlib
 import zlib
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import attrs
+from typing_extensions import Buffer
 
 Algorithm = Literal["crc32", "xxh3"]
 NUMBERS: dict[Algorithm, int] = {"crc32": 1, "xxh3": 2}
@@ -21,12 +22,12 @@ ALGORITHMS: dict[int, Algorithm] = {number: name for name, number in NUMBERS.ite
 
 
 @functools.cache
-def function(algorithm: Algorithm) -> Callable[[Any], int] | None:
+def function(algorithm: Algorithm) -> Callable[[Buffer], int] | None:
     """Return the function that computes a checksum of a buffer, or None if it is not installed here."""
     if algorithm == "crc32":
         return zlib.crc32
     try:
-        found: Callable[[Any], int] = importlib.import_module("xxhash").xxh3_64_intdigest
+        found: Callable[[Buffer], int] = importlib.import_module("xxhash").xxh3_64_intdigest
     except ImportError:
         return None
     return found
@@ -46,7 +47,7 @@ class Checksum:
     value: int
 
     @classmethod
-    def of(cls, content: Any, algorithm: Algorithm | None = None) -> Checksum:
+    def of(cls, content: Buffer, algorithm: Algorithm | None = None) -> Checksum:
         name = preferred() if algorithm is None else algorithm
         compute = function(name)
         if compute is None:
@@ -58,7 +59,7 @@ class Checksum:
         """Whether this checksum can be computed here."""
         return function(self.algorithm) is not None
 
-    def fits(self, content: Any) -> bool:
+    def fits(self, content: Buffer) -> bool:
         """Whether the content has this checksum. It is False where the checksum cannot be computed."""
         compute = function(self.algorithm)
         return compute is not None and compute(content) == self.value

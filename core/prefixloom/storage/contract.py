@@ -134,19 +134,14 @@ class BackendType:
     open_url: Callable[[str], Backend] | None = None
 
 
-def opened(kind: BackendType, **options: Any) -> Backend:
-    """Open a store of this kind, and check that it has every method of the contract."""
-    return _whole(kind, kind.open(**options))
-
-
-def opened_by_url(kind: BackendType, url: str) -> Backend:
-    """Open a store of this kind, of which a URL says all, and check that it has every method of the contract."""
-    if kind.open_url is None:
+def opened(kind: BackendType, url: str = "", /, **options: Any) -> Backend:
+    """Open a store of this kind by a URL or by options. Refuse one that lacks a call of the contract."""
+    if not url:
+        backend = kind.open(**options)
+    elif kind.open_url is not None:
+        backend = kind.open_url(url)
+    else:
         raise CompositionError(f"storage {kind.name!r} is not opened by a URL: give its name and its options")
-    return _whole(kind, kind.open_url(url))
-
-
-def _whole(kind: BackendType, backend: Backend) -> Backend:
     lacking = [name for name in CALLS if not callable(getattr(backend, name, None))]
     if lacking:
         raise CompositionError(f"storage {kind.name!r} opened a {type(backend).__name__} without {', '.join(lacking)}")

@@ -56,7 +56,7 @@ class RecordHeader:
         """Whether this is the header of the record of ``key``."""
         return self.fingerprint + self.content == key.address
 
-    def record(self, key: Key, payload: Any) -> Record | Flaw:
+    def record(self, key: Key, payload: memoryview | bytes) -> Record | Flaw:
         """Return the record, if this is the header of ``key`` and the payload is what was written."""
         if not self.is_of(key):
             return Flaw("corrupt", "the header belongs to another record")

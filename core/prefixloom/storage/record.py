@@ -6,9 +6,9 @@ It knows keys and checksums. It knows no store, and not what the bytes of a payl
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import attrs
+from typing_extensions import Buffer
 
 from .checksum import Checksum
 from .keys import Key
@@ -19,7 +19,7 @@ MAX_COMPONENT, MAX_LAYOUT = 63, 31
 MAX_POSITION = 1 << 62
 
 
-def flat(content: Any) -> memoryview:
+def flat(content: Buffer) -> memoryview:
     """Return the bytes of a contiguous buffer, without a copy."""
     view = memoryview(content)
     if not view.c_contiguous:
@@ -27,7 +27,7 @@ def flat(content: Any) -> memoryview:
     return view if view.format == "B" and view.ndim == 1 else view.cast("B")
 
 
-def _payload(content: Any) -> memoryview:
+def _payload(content: Buffer) -> memoryview:
     return flat(content).toreadonly()
 
 
