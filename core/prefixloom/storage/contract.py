@@ -30,7 +30,6 @@ Reason = Literal[
     "deadline",  # the store did not answer in time
     "breaker",  # the store was not called, because it failed several times in a row
     "backlog",  # the store was not called, because too many calls wait for it
-    "rate",  # the store was not called, because too much was written in a short time
     "error",  # the store raised, or its answer breaks the contract
 ]
 REASONS: tuple[Reason, ...] = Reason.__args__  # type: ignore[attr-defined]

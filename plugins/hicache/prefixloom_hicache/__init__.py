@@ -6,7 +6,7 @@ engine. It imports no torch.
 Read ``host`` first. Each module or room imports only those that come later in this list:
 
 ``host``          the tier plugin: what the host keeps, and the store behind it
-``guards``        a deadline, a breaker, a rate and a backlog around any store
+``guards``        a deadline, a breaker and a backlog around any store
 ``file_store``    a store in files of one machine
 ``servers``       stores on servers, which several engines share
 ``memory_store``  a store in this process's memory, for tests

@@ -7,7 +7,6 @@ component and no kind of store.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Literal
 
 import attrs
@@ -46,7 +45,7 @@ class HostTier:
     ``fetch``     how long a prompt waits for the store. "best_effort": never; "wait": until the store has answered;
                   "timeout": at most ``fetch_base`` seconds, and ``fetch_per_page`` seconds for each page
     ``fetch_at_least``  the smallest number of tokens that is worth a fetch
-    ``limits``    the store's deadline, breaker, rate and backlog
+    ``limits``    the store's deadline, breaker and backlog
     ``consensus`` how the ranks that run one model agree
     """
 
@@ -68,26 +67,10 @@ class HostTier:
                 raise CompositionError(f"{name} must be {' or '.join(map(repr, allowed))}, got {getattr(self, name)!r}")
 
     @classmethod
-    def make(
-        cls,
-        name: str = "host",
-        *,
-        memory: int | str | None = None,
-        capacity: int | Mapping[str, int] | None = None,
-        write: Literal["through", "selective", "back"] = "through",
-        hits: int = 2,
-        load_at_least: int = 1,
-        layout: Literal["layer_first", "page_first"] = "layer_first",
-        gates: int = 1,
-        overlap: bool = False,
-        **options: Any,
-    ) -> HostTier:
+    def make(cls, name: str = "host", **options: Any) -> HostTier:
         """Make a tier from the options of a profile: those of the manifest, and those of this class."""
-        manifest = TierManifest(
-            memory=memory, capacity=capacity, write=write, hits=hits, load_at_least=load_at_least, layout=layout,
-            gates=gates, overlap=overlap,
-        )  # fmt: skip
-        return cls(manifest, name, **options)
+        of_manifest = attrs.fields_dict(TierManifest).keys() & options.keys()
+        return cls(TierManifest(**{each: options.pop(each) for each in of_manifest}), name, **options)
 
     # ------------------------------------------------------------ the store behind the tier
     def attach(self, store: Backend) -> None:

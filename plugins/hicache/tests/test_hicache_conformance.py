@@ -254,6 +254,6 @@ def test_a_record_that_fills_the_memory_is_stored_and_one_byte_more_is_not() -> 
 
 
 def test_the_reasons_of_the_contract_are_distinct_words() -> None:
-    assert len(set(REASONS)) == len(REASONS) == 15
+    assert len(set(REASONS)) == len(REASONS) == 14
     assert set(REASONS) > FAULTS
     assert not any(a.startswith(b) for a, b in itertools.permutations(REASONS, 2))

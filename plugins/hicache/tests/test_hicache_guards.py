@@ -14,7 +14,7 @@ from prefixloom.storage import Key, Miss, Record, Refused, Stored
 from prefixloom.testing.laws.storage import key_of, record_of, same
 from prefixloom_hicache import MemoryBackend
 from prefixloom_hicache.guards import BreakerLimits, Guarded, GuardLimits, StoreCall
-from prefixloom_hicache.guards.limits import Backlog, Breaker, Rate
+from prefixloom_hicache.guards.breaker import Breaker
 from tests.support.processes import python
 
 MIB = 1 << 20
@@ -124,8 +124,7 @@ def test_what_goes_well_is_what_the_store_answers(store: Moody, clock: ManualClo
     (found,) = guarded.get([key_of(1)], [buffer]).wait()
     same(found, record_of(1))
     status = guarded.status()
-    assert status.calls == {"writes": 1, "reads": 1}
-    assert status.ended == {"done": 2} and status.refused == {}
+    assert status.ended == {"done": 2}
     assert status.reads_waiting == status.writes_waiting == (0, 0)
 
 
@@ -135,7 +134,7 @@ def test_a_call_that_never_comes_back_holds_up_nobody(store: Moody, clock: Manua
     store.mood = store.hang
     call = guarded.get([key_of(1), key_of(2)])
     assert call.wait() == (Miss(key_of(1), "deadline"), Miss(key_of(2), "deadline"))
-    assert guarded.status().stuck == 1 and guarded.status().ended == {"done": 1, "lapsed": 1}
+    assert guarded.status().stuck == 1 and guarded.status().ended == {"done": 1, "deadline": 1}
     store.mood = lambda: None
     same(guarded.get([key_of(1)]).wait()[0], record_of(1))
     assert guarded.status().stuck == 1, "the one before still hangs, and this one went by"
@@ -207,7 +206,7 @@ def test_what_waits_too_long_behind_another_lapses_without_being_asked(store: Mo
     guarded.poll()
     assert [call.answers for call in calls] == [(Miss(key_of(1), "deadline"),)] * 3
     assert store.asked == 1 and guarded.breaker.state == "closed", "only one of them says something of the store"
-    assert guarded.status().refused == {"deadline": 2}
+    assert guarded.status().ended == {"deadline": 3}
 
 
 # ---------------------------------------------------------------- errors
@@ -218,7 +217,7 @@ def test_what_a_store_raises_is_an_answer(store: Moody, clock: ManualClock) -> N
     store.mood = broken
     assert guarded.get([key_of(1)]).wait() == (Miss(key_of(1), "error", "OSError: the wire is cut"),)
     assert guarded.put([record_of(1)]).wait() == (Refused(key_of(1), "error", "OSError: the wire is cut"),)
-    assert guarded.status().ended == {"failed": 2}
+    assert guarded.status().ended == {"error": 2}
 
 
 def test_an_answer_that_is_none_never_gets_through(store: Moody, clock: ManualClock) -> None:
@@ -278,7 +277,7 @@ def test_the_breaker_opens_after_failures_in_a_row_and_probes_with_one_call(stor
     assert guarded.breaker.state == "open" and store.asked == 3
     assert guarded.get([key_of(1)]).wait() == (Miss(key_of(1), "breaker"),)
     assert guarded.put([record_of(1)]).wait() == (Refused(key_of(1), "breaker"),)
-    assert store.asked == 3 and guarded.status().refused == {"breaker": 2}
+    assert store.asked == 3 and guarded.status().ended == {"error": 3, "breaker": 2}
     clock.advance(5)
     assert guarded.breaker.state == "half_open"
     store.mood = lambda: None
@@ -295,11 +294,18 @@ def test_a_store_that_says_io_is_failing_and_one_that_misses_is_not(store: Moody
         assert guarded.breaker.state == state, reason
 
 
+def end(breaker: Breaker, well: bool) -> None:
+    """Make one call."""
+    token = breaker.allow()
+    assert token is not None
+    breaker.ended(token, well)
+
+
 @pytest.fixture
 def breaker(clock: ManualClock) -> Breaker:
     made = Breaker(BreakerLimits(failures=2, pause=1, longest=3), clock)
     for _ in range(2):
-        made.failed(made.allow() or object())
+        end(made, False)
     return made
 
 
@@ -308,11 +314,11 @@ def test_only_one_call_probes(breaker: Breaker, clock: ManualClock) -> None:
     clock.advance(1)
     probe = breaker.allow()
     assert probe is not None and breaker.allow() is None
-    breaker.withdrawn(probe)
+    breaker.ended(probe, None)
     assert breaker.state == "half_open"
     probe = breaker.allow()
     assert probe is not None
-    breaker.succeeded(probe)
+    breaker.ended(probe, True)
     assert breaker.state == "closed" and breaker.allow() is not None
 
 
@@ -321,12 +327,12 @@ def test_a_failed_probe_doubles_the_pause_up_to_the_longest(breaker: Breaker, cl
         clock.advance(pause - 0.01)
         assert breaker.allow() is None
         clock.advance(0.02)
-        breaker.failed(breaker.allow() or object())
+        end(breaker, False)
     assert breaker.trips == 5
     clock.advance(3.1)
-    breaker.succeeded(breaker.allow() or object())
+    end(breaker, True)
     for _ in range(2):
-        breaker.failed(breaker.allow() or object())
+        end(breaker, False)
     clock.advance(1.01)
     assert breaker.state == "half_open", "after a success the pause is the first one again"
 
@@ -336,51 +342,21 @@ def test_calls_from_before_it_opened_say_nothing(clock: ManualClock) -> None:
     early = breaker.allow()
     assert early is not None
     for _ in range(2):
-        breaker.failed(breaker.allow() or object())
-    breaker.succeeded(early)
-    breaker.failed(early)
+        end(breaker, False)
+    breaker.ended(early, True)
+    breaker.ended(early, False)
     assert breaker.state == "open" and breaker.trips == 1
 
 
 def test_a_success_forgets_the_failures_before_it(clock: ManualClock) -> None:
     breaker = Breaker(BreakerLimits(failures=2), clock)
     for _ in range(5):
-        breaker.failed(breaker.allow() or object())
-        breaker.succeeded(breaker.allow() or object())
+        end(breaker, False)
+        end(breaker, True)
     assert breaker.state == "closed"
 
 
-# ---------------------------------------------------------------- rate and backlog
-
-
-def test_a_rate_passes_so_much_per_second_and_a_burst(clock: ManualClock) -> None:
-    rate = Rate(10, 20, clock)
-    assert [rate.take(10), rate.take(10), rate.take(1)] == [True, True, False]
-    clock.advance(0.5)
-    assert [rate.take(6), rate.take(5)] == [False, True]
-    clock.advance(1000)
-    assert [rate.take(20), rate.take(1)] == [True, False], "no more than a burst is saved up"
-
-
-def test_what_is_larger_than_the_burst_passes_once_and_is_paid_for(clock: ManualClock) -> None:
-    rate = Rate(10, 20, clock)
-    assert rate.take(50)
-    clock.advance(4.75)
-    assert not rate.take(20)
-    clock.advance(0.25)
-    assert rate.take(20)
-    with pytest.raises(ValueError, match="more than 0"):
-        Rate(0, 1, clock)
-
-
-def test_writes_above_the_rate_are_dropped_and_counted_and_reads_go_on(store: Moody, clock: ManualClock) -> None:
-    guarded = Asked(store, GuardLimits(write_rate=1000, write_burst=1000), clock)
-    assert guarded.put([record_of(1, 900)]).wait() == (Stored(key_of(1)),)
-    assert guarded.put([record_of(2, 90), record_of(3, 90)]).wait()[1] == Refused(key_of(3), "rate")
-    assert guarded.status().refused == {"rate": 1} and guarded.status().writes_waiting == (0, 0)
-    same(guarded.get([key_of(1)]).wait()[0], record_of(1, 900))
-    clock.advance(0.1)
-    assert guarded.put([record_of(2, 90)]).wait() == (Stored(key_of(2)),)
+# ---------------------------------------------------------------- backlog
 
 
 def test_writes_above_the_backlog_are_dropped_and_counted(store: Moody, clock: ManualClock) -> None:
@@ -392,24 +368,11 @@ def test_writes_above_the_backlog_are_dropped_and_counted(store: Moody, clock: M
     calls += [guarded.put([record_of(seed, 900)]) for seed in (2, 3, 4)]
     assert [call.over for call in calls] == [False, False, True, True]
     assert calls[3].answers == (Refused(key_of(4), "backlog"),)
-    assert guarded.status().writes_waiting == (2, 1800) and guarded.status().refused == {"backlog": 2}
+    assert guarded.status().writes_waiting == (2, 1800) and guarded.status().ended == {"backlog": 2}
     store.let_go.set()
     assert [call.wait()[0] for call in calls[:2]] == [Stored(key_of(1)), Stored(key_of(2))]
     assert guarded.status().writes_waiting == (0, 0)
     assert guarded.put([record_of(5, 5000)]).wait() == (Stored(key_of(5)),), "alone, it may be larger"
-
-
-def test_a_backlog_counts_calls_and_bytes() -> None:
-    backlog = Backlog(2, 100)
-    assert [backlog.enter(60), backlog.enter(50), backlog.enter(40), backlog.enter(0)] == [True, False, True, False]
-    backlog.leave(60)
-    assert backlog.waiting == (1, 40) and backlog.enter(60)
-
-
-def test_a_dropped_write_takes_nothing_of_the_rate(store: Moody, clock: ManualClock) -> None:
-    guarded = Asked(store, GuardLimits(write_rate=1, write_burst=700, backlog_calls=0), clock)
-    assert guarded.put([record_of(1)]).wait()[0] == Refused(key_of(1), "backlog")
-    assert guarded._rate is not None and guarded._rate.take(700)
 
 
 # ---------------------------------------------------------------- time
