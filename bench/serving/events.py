@@ -21,14 +21,14 @@ import torch
 from bench.runner.figures import Rows
 from bench.workloads.internals import internal
 from prefixloom import Cache, compose
-from prefixloom_engine import Engine, ThreeWay
+from prefixloom_engine import Engine, Observer, ThreeWay
 from prefixloom_events import EventFollower, EventPublisher
 
 PROMPT, ANSWER = 160, 32
 """Tokens that a turn adds, and tokens of its answer."""
 
 
-class Timed:
+class Timed(Observer):
     """A publisher whose ``poll`` is timed. ``idle``: the polls in which nothing had changed."""
 
     def __init__(self, publisher: EventPublisher) -> None:
@@ -36,7 +36,7 @@ class Timed:
         self.seconds = 0.0
         self.polls: list[float] = []
 
-    def poll(self) -> None:
+    def stepped(self, *_: Any) -> None:
         begun = time.thread_time()
         self.publisher.poll()
         spent = time.thread_time() - begun

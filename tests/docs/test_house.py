@@ -124,11 +124,11 @@ BUDGET: dict[str, int] = {
     "plugins/full": 170,
     "plugins/swa": 170,
     "plugins/mamba": 330,
-    "plugins/hicache": 2_700,
+    "plugins/hicache": 2_510,
     "plugins/policies": 870,
 }
 """The most lines of a room of the library (0090). A change that needs more says so here, and why in its message."""
-MOST_ANY = 343
+MOST_ANY = 336
 """Uses of ``Any`` in the library: a type that nobody has found yet."""
 FACES = {"__init__", "__main__", "conformance", "suites", "pytest_plugin", "pytest_suite", "adapter"}
 """Files beside the rooms, which hand names on: they stand above all rooms of their package."""
