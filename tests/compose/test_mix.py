@@ -70,8 +70,6 @@ def test_checkpoints_and_rewinds_take_states_of_their_own() -> None:
     many = composed(weighed(Point(), checkpoint_every=100), memory=400, traffic=TRAFFIC)
     assert few == 400
     assert "cached paths x 8" in many.sizing[1], "a path has 800 tokens of its own"
-    bound = composed(weighed(Point(), checkpoint_every=100, states_per_path=2), memory=400, traffic=TRAFFIC)
-    assert "cached paths x 2" in bound.sizing[1]
 
 
 def test_a_longer_window_leaves_fewer_paths() -> None:

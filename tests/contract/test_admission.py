@@ -46,19 +46,14 @@ def states(cache: Cache, tokens: list[int] = TOKENS) -> list[int]:
 class Asked:
     """A policy that remembers what it was shown."""
 
-    def __init__(self, admit: Callable[[StateView], Any] | None = None, worth: Any = None) -> None:
+    def __init__(self, admit: Callable[[StateView], Any] | None = None) -> None:
         self.views: list[StateView] = []
-        self.ranked: list[StateView] = []
-        self._admit, self._worth = admit, worth
-        self.policy = AdmissionPolicy("asked", admit=self.admit, worth=self.worth if worth else None)
+        self._admit = admit
+        self.policy = AdmissionPolicy("asked", admit=self.admit)
 
     def admit(self, view: StateView) -> Any:
         self.views.append(view)
         return True if self._admit is None else self._admit(view)
-
-    def worth(self, view: StateView) -> Any:
-        self.ranked.append(view)
-        return self._worth(view)
 
 
 # ---------------------------------------------------------------- what is built in
@@ -226,63 +221,6 @@ def test_admission_and_commit_insert_must_both_want_a_state() -> None:
     assert states(cache) == [32, 48]
 
 
-# ---------------------------------------------------------------- only so many on a path
-
-
-def test_without_worth_the_nearest_goes_and_where_prompts_part_stays() -> None:
-    cache = stateful(states_per_path=2)
-    serve(cache, TOKENS[:16], chunk=8)
-    serve(cache, [*TOKENS[:8], *[9] * 8])
-    serve(cache, TOKENS[:40], chunk=8)
-    assert states(cache) == [8, 40]
-
-
-def test_each_component_has_its_own_bound_on_the_states_of_a_path() -> None:
-    many, few = part("many", Point(), states_per_path=3), part("few", Point(), states_per_path=1)
-    cache = cache_of(part("path", Path()), many, few, slots=24)
-    serve(cache, TOKENS[:16], chunk=8)
-    cached = {name: component.cached for name, component in cache.stats().components.items()}
-    assert cached == {"path": 4, "many": 2, "few": 1}
-
-
-def test_where_a_path_may_have_only_so_many_the_one_that_is_worth_least_goes() -> None:
-    asked = Asked(worth=lambda view: view.boundary % 16 == 0)
-    cache = stateful(asked.policy, states_per_path=3)
-    serve(cache, TOKENS, chunk=8)
-    assert states(cache) == [16, 32, 64], "of those worth nothing the nearest; of equals the nearest to the new one"
-    assert asked.ranked[:3] == [
-        StateView("state", "", 24, above=16, kept=2),
-        StateView("state", "", 16, above=8, kept=1),
-        StateView("state", "", 8),
-    ]
-    assert cache.stats().components["state"].evicted == 5
-    settle(cache)
-
-
-def test_worth_is_told_where_prompts_part_and_may_let_it_go() -> None:
-    asked = Asked(worth=lambda view: not view.at_branch)
-    cache = stateful(asked.policy, states_per_path=2)
-    serve(cache, TOKENS[:16], chunk=8)
-    serve(cache, [*TOKENS[:8], *[9] * 8])  # prompts part at 8
-    asked.ranked.clear()
-    serve(cache, TOKENS[:24])
-    assert [(view.boundary, view.at_branch) for view in asked.ranked] == [(16, False), (8, True)]
-    assert states(cache) == [16, 24]
-
-
-def test_a_state_that_somebody_is_copying_is_not_offered_to_go() -> None:
-    asked = Asked(worth=lambda view: view.boundary)
-    cache = stateful(asked.policy, states_per_path=2)
-    serve(cache, TOKENS[:16], chunk=8)
-    other = cache.open([*TOKENS[:8], 99])
-    assert other.ready == 8
-    serve(cache, TOKENS[:24])
-    assert [view.boundary for view in asked.ranked] == [16]
-    assert states(cache) == [8, 24]
-    other.abort()
-    settle(cache)
-
-
 # ---------------------------------------------------------------- what fails
 
 
@@ -304,23 +242,11 @@ def test_a_policy_that_fails_is_counted_and_the_state_is_taken(bad: Any, caplog:
     settle(cache)
 
 
-@pytest.mark.parametrize("bad", [*BAD, lambda view: float("nan")], ids=["raises", "none", "text", "list", "nan"])
-def test_worth_that_fails_is_counted_and_the_nearest_goes(bad: Any, caplog: pytest.LogCaptureFixture) -> None:
-    cache = stateful(AdmissionPolicy("bad", worth=bad), states_per_path=2)
-    with caplog.at_level(logging.WARNING, "prefixloom"):
-        serve(cache, TOKENS[:32], chunk=8)
-    assert states(cache) == [8, 32]
-    assert cache.stats().plugin_errors == 2
-    assert "admission policy 'bad' of component 'state': worth" in caplog.text
-    settle(cache)
-
-
 @pytest.mark.parametrize(
     ("made", "told"),
     [
         (lambda: AdmissionPolicy(""), "an admission policy needs a name"),
         (lambda: AdmissionPolicy("x", admit=True), "'x': admit must be a function of a StateView, got True"),  # type: ignore[arg-type]
-        (lambda: AdmissionPolicy("x", worth=3), "'x': worth must be a function of a StateView, got 3"),  # type: ignore[arg-type]
         (lambda: composed(paths(), admission="rare"), "an admission named 'rare'.*Built in: all, branch-and-last"),
         (lambda: composed(paths(), admission=3), "admission must be a name or an AdmissionPolicy, got 3"),
         (lambda: state(admission=3), "admission must be the name of a policy or an AdmissionPolicy, got 3"),
@@ -336,11 +262,10 @@ def test_what_is_no_admission_policy_is_refused(made: Callable[[], Any], told: s
         made()
 
 
-@pytest.mark.parametrize("per_path", [None, 1, 3])
 @pytest.mark.parametrize("every", [0, 8])
-def test_whatever_a_policy_answers_the_books_are_right_after_every_operation(every: int, per_path: int | None) -> None:
+def test_whatever_a_policy_answers_the_books_are_right_after_every_operation(every: int) -> None:
     """Debug mode checks them; the policy wants some, refuses some, and fails now and then."""
-    draw = random.Random(f"{every} {per_path}")
+    draw = random.Random(str(every))
 
     def fickle(view: StateView) -> Any:
         if draw.random() < 0.1:
@@ -350,10 +275,10 @@ def test_whatever_a_policy_answers_the_books_are_right_after_every_operation(eve
     cache = cache_of(
         part("path", Path()),
         part("window", Window(9)),
-        part("state", Point(), checkpoint_every=every, states_per_path=per_path),
+        part("state", Point(), checkpoint_every=every),
         tokens=160,
         slots=12,
-        admission=AdmissionPolicy("fickle", admit=fickle, worth=fickle),
+        admission=AdmissionPolicy("fickle", admit=fickle),
     )
     live: list[Any] = []
     for _ in range(300):

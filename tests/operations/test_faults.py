@@ -319,17 +319,6 @@ def test_a_policy_that_makes_no_queue_is_refused_at_composition(make: Any) -> No
 # ---------------------------------------------------------------- across components
 
 
-def test_thinning_spares_the_states_where_paths_part() -> None:
-    cache = cache_of(part("path", Path()), part("state", Point(), states_per_path=2))
-    serve(cache, TOKENS[:8])
-    serve(cache, [*TOKENS[:8], 1, 1, 1, 1])
-    serve(cache, [*TOKENS[:8], 2, 2, 2, 2])
-    with cache.open([*TOKENS[:8], 1, 1, 1, 1, *TOKENS[12:20]]) as sequence:
-        run(sequence, 8)
-    assert cache.peek([*TOKENS[:8], 9, 9, 9, 9]) == 8, "the state where two paths part is still there"
-    assert cache.peek([*TOKENS[:8], 1, 1, 1, 1, 9, 9, 9, 9]) == 8, "the one between went instead"
-
-
 def test_a_priority_reaches_the_nodes_that_were_there_before() -> None:
     cache = path_cache(policy="priority")
     serve(cache, TOKENS[:8])

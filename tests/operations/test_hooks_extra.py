@@ -133,15 +133,13 @@ def test_a_plan_of_copies_shows_them_both_ways() -> None:
 
 def test_admission_is_shown_those_before_the_state() -> None:
     views: list[Any] = []
-    policy = AdmissionPolicy(
-        "sees", admit=lambda view: views.append(view) is None, worth=lambda view: views.append(view) or view.boundary
-    )
-    state = part("state", Point(), admission=policy, states_per_path=1)
+    policy = AdmissionPolicy("sees", admit=lambda view: views.append(view) is None)
+    state = part("state", Point(), admission=policy)
     cache = compose(None, plugins=[part("path", Path()), state], page_size=4, capacity={"path": 64, "state": 4})
     with cache.open(TOKENS, extra=EXTRA) as sequence:
         for _ in range(3):
             run(sequence, 8)
             sequence.publish()
     assert [(view.boundary, view.extra) for view in views] == [
-        (8, EXTRA[:1]), (16, EXTRA), (8, EXTRA[:1]), (24, EXTRA), (16, EXTRA)
+        (8, EXTRA[:1]), (16, EXTRA), (24, EXTRA)
     ]  # fmt: skip

@@ -76,15 +76,12 @@ def test_rewinds_over_states_and_windows_are_exact(name: str, page: int) -> None
 
 CHECKPOINTS: dict[str, Any] = {
     "SM": {"mamba": {"checkpoint_every": 8}},
-    "FSM": {"mamba": {"checkpoint_every": 4, "states_per_path": 3}},
+    "FSM": {"mamba": {"checkpoint_every": 4}},
     "two kinds of state": {"mamba": {"checkpoint_every": 12}, "mamba_conv": {"checkpoint_every": 8}},
     "FM": {
         "mamba": {
             "checkpoint_every": 4,
-            "states_per_path": 2,
-            "admit": AdmissionPolicy(
-                "odd", admit=lambda state: bool(state.last or state.boundary % 8), worth=lambda state: state.kept
-            ),
+            "admit": AdmissionPolicy("odd", admit=lambda state: bool(state.last or state.boundary % 8)),
         }
     },
     "M": {"mamba": {"checkpoint_every": 8, "admit": "branch-and-last"}},

@@ -351,7 +351,6 @@ ORIGINALS = {
         of(reach=Point, stored_as=Codec("int8", 0.008), buffers=(WIDE, V)),
         attrs.evolve(STATE, buffers=(WIDE, V), at_rest=0.008),
     ),
-    "two states on a path": (of(reach=Point, states_per_path=2), STATE),
     "checkpoints of a state": (of(reach=Point, checkpoint_every=8, max_rewind=3), STATE),
     "no hits inside of images": (of(BeforeImages), IMAGES),
     "hooks that are timed": (of(Metered), WINDOW),

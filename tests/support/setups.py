@@ -242,12 +242,9 @@ def setups() -> dict[str, Setup]:
         "checkpoints under a window": make(
             parts(Window(7), Point(), Point(), b={"checkpoint_every": 4}, c={"checkpoint_every": 12}), slots=15
         ),
-        "one state per path": make(parts(Path(), Point(), b={"states_per_path": 1}), slots=12),
-        "two states per path": make(
-            parts(Path(), Point(), b={"states_per_path": 2, "checkpoint_every": 4}), slots=16, policy="lfu"
-        ),
+        "close checkpoints": make(parts(Path(), Point(), b={"checkpoint_every": 4}), slots=16, policy="lfu"),
         "checkpoints and rewinds": make(
-            parts(Path(), Window(9), Point(), c={"checkpoint_every": 4, "max_rewind": 3, "states_per_path": 3}),
+            parts(Path(), Window(9), Point(), c={"checkpoint_every": 4, "max_rewind": 3}),
             max_rewind=3, slots=24,
         ),
         "never needed": make(parts(Path(), NeverNeeded()), page=1, tokens=40),
@@ -259,7 +256,7 @@ def setups() -> dict[str, Setup]:
             parts(Sinks(3) | Window(8), Strided(), Path(), a={"page_size": 2}), tokens=72, lent=True, policy="lfu"
         ),
         "lent checkpoints": make(
-            parts(Window(7), Point(), b={"checkpoint_every": 4, "states_per_path": 2}), slots=12, lent=True
+            parts(Window(7), Point(), b={"checkpoint_every": 4}), slots=12, lent=True
         ),
         "windows that keep less": make(parts(Window(9), Window(14)), kind=Sparing, tokens=72),
         "convex secret window that keeps less": make(parts(Path(), ConvexSecret()), kind=Sparing, page=1, tokens=48),

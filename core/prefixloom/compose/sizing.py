@@ -375,8 +375,6 @@ def _share_of_states(demand: Demand, traffic: Traffic) -> Share:
     manifest, running, each, kept = demand.part.manifest, traffic.running, demand.states_of_one, 1
     if manifest.checkpoint_every:
         kept = max(1, (traffic.length - traffic.common) // manifest.checkpoint_every)
-    if manifest.states_per_path is not None:
-        kept = min(kept, manifest.states_per_path)
     words = f"{running} running x {each}, 1 to copy into, {{cached}} cached paths x {kept}"
     shared = 1 if traffic.common else 0
     fixed = running * (each + kept - 1) + 1 + shared

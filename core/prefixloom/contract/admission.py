@@ -1,7 +1,7 @@
-"""Admission: which states the tree takes, and which state of a path it drops when the path has too many.
+"""Admission: which states the tree takes.
 
 A policy sees frozen views of single states and knows no tree, no pool and no component. The core asks it before
-anything moves, or after everything has moved. An error of a policy is counted, and the state is taken as without one.
+anything moves. An error of a policy is counted, and the state is taken as without one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..keys.tokens import Span
 
 @attrs.frozen
 class StateView:
-    """A state as an admission policy sees it, which the tree has or may take (docs/hooks.md)."""
+    """A state that the tree may take, as an admission policy sees it (docs/hooks.md)."""
 
     component: str
     namespace: str
@@ -31,27 +31,22 @@ class StateView:
 
 @attrs.frozen
 class AdmissionPolicy:
-    """A rule for which states are worth a slot of the tree. Both functions may depend on the view alone.
+    """A rule for which states are worth a slot of the tree.
 
-    ``admit``  whether the tree takes a state that a sequence publishes; None: it takes every state
-    ``worth``  the value of a state on a path with too many (``states_per_path``). The state of the lowest value is
-               dropped; among equal values, the one nearest to the new state. None: the nearest state is dropped, and
-               never one where prompts diverge
+    ``admit`` says whether the tree takes a state that a sequence publishes, and may depend on the view alone. None: the
+    tree takes every state.
     """
 
     name: str
     admit: Callable[[StateView], bool] | None = None
-    worth: Callable[[StateView], float] | None = None
 
     def __attrs_post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
             raise CompositionError(f"an admission policy needs a name, got {self.name!r}")
-        for answer in ("admit", "worth"):
-            function = getattr(self, answer)
-            if function is not None and not callable(function):
-                raise CompositionError(
-                    f"admission policy {self.name!r}: {answer} must be a function of a StateView, got {function!r}"
-                )
+        if self.admit is not None and not callable(self.admit):
+            raise CompositionError(
+                f"admission policy {self.name!r}: admit must be a function of a StateView, got {self.admit!r}"
+            )
 
 
 ADMISSIONS: dict[str, AdmissionPolicy] = {

@@ -122,7 +122,6 @@ class Manifest:
     lookahead: int = attrs.field(default=0, validator=at_least(0))
     max_rewind: int | None = attrs.field(default=None, validator=at_least(0))
     checkpoint_every: int = attrs.field(default=0, validator=at_least(0))
-    states_per_path: int | None = attrs.field(default=None, validator=at_least(1))
     placement: Literal["sharded", "replicated"] = attrs.field(
         default="sharded", validator=one_of("sharded", "replicated")
     )

@@ -48,7 +48,6 @@ CAUSES: dict[str, tuple[str, str]] = {
     "expired": ("expired", "the time until which it was wanted had passed, and it was evicted before all else"),
     "asked": ("evicted", "it was evicted, as the engine asked for it"),
     "unneeded": ("evicted", "it was freed, since {by!r} had lost what it needs beside it"),
-    "path limit": ("evicted", "it was freed, since its path has as many states as it may have"),
     "split": ("evicted", "it was freed, since its path was divided"),
     "failed": ("failed", "what computed or copied it had failed, and it was taken back"),
     "dropped": ("flushed", "its namespace was dropped"),

@@ -16,6 +16,7 @@ from ..device.pool import PageSpan
 from ..errors import PluginError, PrefixloomError
 
 if TYPE_CHECKING:
+    from ..contract.admission import StateView
     from ..tree.lane import Lane
 
 log = logging.getLogger("prefixloom")
@@ -90,21 +91,18 @@ class PluginCalls:
             self.go_on_without(error)
             return None
 
-    def ask_policy(
-        self, policy: str, what: str, wanted: str, kind: Any, function: Callable[..., Any], view: Any
-    ) -> Any:
-        """Call a policy, and check its answer. An error is counted and logged, and the answer is None."""
+    def ask_admission(self, policy: str, admit: Callable[[StateView], bool], view: StateView) -> bool:
+        """Return what an admission policy answers. An error is counted and logged, and the state is taken."""
         try:
-            answer = function(view)
+            answer = admit(view)
         except Exception as error:
             wrong = f"raised {_shown(error)}"
         else:
-            if isinstance(answer, kind) and answer == answer:
+            if answer is True or answer is False:
                 return answer
-            wrong = f"must answer {wanted}, got {_shown(answer)}"
-        whose = f"admission policy {policy!r} of component {view.component!r}"
-        self.go_on_without(PluginError(f"{whose}: {what} {wrong}"))
-        return None
+            wrong = f"must answer True or False, got {_shown(answer)}"
+        self.go_on_without(PluginError(f"admission policy {policy!r} of component {view.component!r}: admit {wrong}"))
+        return True
 
     def go_on_without(self, error: PrefixloomError) -> None:
         self.errors += 1

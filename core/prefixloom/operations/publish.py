@@ -32,8 +32,8 @@ from ..errors import CapacityError, PrefixloomError
 from ..keys.tokens import clipped
 from ..tree.holdings import Track
 from ..tree.lane import Lane
-from ..tree.radix import Node, path_key, path_up, prioritize
-from ..tree.state_lane import CodedLane, StateCell, StateLane
+from ..tree.radix import Node, path_up, prioritize
+from ..tree.state_lane import CodedLane, StateLane
 from .lease import ask_receipts, move_anchor, sweep
 from .ops import run_apart, slot_to_keep
 from .retain import retain_published
@@ -218,8 +218,6 @@ def _hand_over(core: Core, running: Running, upto: int, end: int) -> None:
         core.watcher.published(run)
     if core.below is not None:
         core.below.published(run)
-    if shape.limits_states_per_path:
-        _thin(core, running, giving, run[-1])
 
 
 def _renew_states(core: Core, running: Running) -> None:
@@ -306,7 +304,7 @@ def _is_refused(core: Core, running: Running, lane: Lane, upto: int, end: int) -
             end >= 0 and holding.checkpoint(end) == upto, clipped(names.extra, 0, upto),
             prompt_end=upto <= prompt < upto + core.shape.page,
         )  # fmt: skip
-        refused = core.plugins.ask_policy(lane.policy, "admit", "True or False", bool, lane.admit, shown) is False
+        refused = not core.plugins.ask_admission(lane.policy, lane.admit, shown)
     if refused:
         core.left_out(lane, running, upto, "policy")
     return refused
@@ -355,43 +353,3 @@ def _encode(core: Core, running: Running, lane: StateLane, boundary: int) -> Non
         raise
     lane.pool.enter((slot,), Stage.SEALED)
     holding.tracks.append(Track(boundary, slot))
-
-
-def _thin(core: Core, running: Running, giving: Many[Lane], node: Node) -> None:
-    """Where a path may have only so many states, a new one at ``node`` may cost an older one. All has moved by now."""
-    for lane in giving:
-        if isinstance(lane, StateLane) and lane.per_path is not None and lane.cell(node) is not None:
-            above = lane.above(node)[1:]
-            if len(above) < lane.per_path:
-                continue
-            victim = _worth_least(core, running, lane, above)
-            if victim is not None:
-                if core.below is not None:
-                    core.below.losing(lane, [victim])
-                with core.because("path limit"):
-                    lane.drop_cell(victim)
-                lane.evicted += 1
-                core.index.lose()
-
-
-def _worth_least(core: Core, running: Running, lane: StateLane, above: list[StateCell]) -> StateCell | None:
-    """Of the states above a new one, the nearest first, which one goes: none that somebody is copying.
-
-    Without a policy the nearest, but for those where paths part: they serve several continuations.
-    """
-    free = [(number, cell) for number, cell in enumerate(above) if not cell.locks]
-    if lane.worth is not None:
-        worths = []
-        for number, cell in free:
-            below, node = above[number + 1 :], cell.node
-            view = StateView(
-                lane.name, running.namespace, node.end, below[0].node.end if below else 0, len(below),
-                node.forks, extra=core.keys.extra_in(path_key(node), 0),
-            )  # fmt: skip
-            worth = core.plugins.ask_policy(lane.policy, "worth", "a number", int | float, lane.worth, view)
-            if worth is None:
-                break
-            worths.append(worth)
-        else:
-            return free[worths.index(min(worths))][1] if free else None
-    return next((cell for _, cell in free if not cell.node.forks), None)

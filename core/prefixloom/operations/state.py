@@ -97,7 +97,6 @@ class Shape:
         self.no_records: list[Any] = [None] * len(lanes)
         self.tracks_checkpoints = any(lane.track_every for lane in self.state_lanes)
         self.has_admission = any(lane.admit is not None for lane in self.state_lanes)
-        self.limits_states_per_path = any(lane.per_path is not None for lane in self.state_lanes)
 
     def _rewind_limits(self) -> Iterator[tuple[str, int]]:
         for lane in self.lanes:

@@ -52,7 +52,7 @@ class Change:
     ``spans``      the token positions, in whole pages; of a state none. A page is known by its positions, and by the
                    path to the end of the page of the *tree* in which it lies
     ``boundary``   the boundary of a state; None for pages
-    ``cause``      why it was removed ("room", "asked", "unneeded", "path limit", "failed", "dropped", or "expired": it
+    ``cause``      why it was removed ("room", "asked", "unneeded", "failed", "dropped", or "expired": it
                    went for room, before all else, since the time had passed until which it was wanted), or why it was
                    refused ("room", "policy", or what a store said); else empty
     ``by``         of "room" and "expired": the label of the sequence that needed it; of "unneeded": the component that

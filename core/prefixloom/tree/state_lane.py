@@ -44,7 +44,7 @@ class StateCell(Cell):
 class StateLane(Lane[StateCell, StateHolding]):
     """A cover is the cell of the state that is still to be copied."""
 
-    __slots__ = ("_early", "admit", "per_path", "per_sequence", "policy", "track_every", "worth")
+    __slots__ = ("_early", "admit", "per_sequence", "policy", "track_every")
     unit = "boundary"
     taken = "copy"
     """The kind of op that gives a sequence a state of the tree."""
@@ -55,7 +55,6 @@ class StateLane(Lane[StateCell, StateHolding]):
         """Sequences may take ``max_rewind`` tokens back: each gets a slot more for the states of single steps."""
         super().__init__(index, part, pool, queue, tree_page)
         manifest = part.manifest
-        self.per_path = manifest.states_per_path
         self.track_every = -(-manifest.checkpoint_every // tree_page) * tree_page
         self.per_sequence = max_rewind + 2 if max_rewind else 1
         self._early = queue.before()
@@ -63,7 +62,6 @@ class StateLane(Lane[StateCell, StateHolding]):
         wants, then what is passed, in the order in which it was."""
         self.policy = "" if part.admission is None else part.admission.name
         self.admit = None if part.admission is None else part.admission.admit
-        self.worth = None if part.admission is None else part.admission.worth
 
     # ------------------------------------------------------------ matching
     def gap(self, node: Node, at: int, high: int) -> Interval:

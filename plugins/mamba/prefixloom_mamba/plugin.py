@@ -38,7 +38,6 @@ class MambaComponent(Component):
     ``recurrent``    the shape of the recurrent state, in ``state_dtype``, which is float32 even in models of 16 bits
     ``grid``         states are exact only at multiples of this, the chunk of the kernel
     ``checkpoint_every``  keep a checkpoint every so many tokens while a sequence runs; 0: only the one at its end
-    ``states_per_path``   the largest number of cached states along one path
     ``max_rewind``   how many tokens of a speculative step a composition may take back. The slots for them are made only
                      if the composition asks for them
     ``admit``        which checkpoints the tree takes: the name of an admission policy ("all"; "branch-and-last": where
@@ -59,7 +58,6 @@ class MambaComponent(Component):
         state_dtype: object = "float32",
         grid: int = 1,
         checkpoint_every: int = 0,
-        states_per_path: int | None = None,
         max_rewind: int = 16,
         admit: Admit | None = None,
         stored_as: str | Codec | None = None,
@@ -75,7 +73,6 @@ class MambaComponent(Component):
             buffers,
             grid=grid,
             checkpoint_every=checkpoint_every,
-            states_per_path=states_per_path,
             max_rewind=max_rewind,
             admission=_policy(name, admit),
             stored_as=Codec(stored_as, tolerance=1.0) if isinstance(stored_as, str) else stored_as,

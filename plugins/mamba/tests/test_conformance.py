@@ -6,7 +6,7 @@ from prefixloom.testing import ComponentCase, parametrize_with_laws
 
 state = ComponentCase.installed("mamba", layers=2, conv=(4, 3), recurrent=(2, 4))
 grid = ComponentCase.installed("mamba", conv=(4, 3), grid=8, checkpoint_every=8)
-sparse = ComponentCase.installed("mamba", conv=(4, 3), states_per_path=2, admit="branch-and-last")
+sparse = ComponentCase.installed("mamba", conv=(4, 3), admit="branch-and-last")
 
 
 @parametrize_with_laws(state)

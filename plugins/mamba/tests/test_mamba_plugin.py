@@ -91,7 +91,6 @@ def test_one_of_the_two_states_is_enough() -> None:
         ({"grid": 0}, "grid must be a whole number of at least 1"),
         ({"grid": 64, "checkpoint_every": 100}, "checkpoint_every=100 is off the grid.*multiples of 64 only. Say 128"),
         ({"checkpoint_every": -4}, "checkpoint_every must be a whole number of at least 0"),
-        ({"states_per_path": 0}, "states_per_path must be a whole number of at least 1"),
         ({"max_rewind": -1}, "max_rewind must be a whole number of at least 0"),
         ({"admit": 3}, "'state': admit must be the name of an admission policy, an AdmissionPolicy or a function"),
         ({"state_dtype": "float7"}, "dtype must be one of"),
@@ -104,7 +103,7 @@ def test_impossible_options_are_refused(options: Mapping[str, Any], told: str) -
 
 
 def test_no_hook_is_overridden_and_admission_is_a_fact_of_the_manifest() -> None:
-    policy = AdmissionPolicy("mine", worth=lambda state: state.boundary)
+    policy = AdmissionPolicy("mine", admit=lambda state: state.boundary > 8)
     admits: list[Any] = [None, "branch-and-last", policy, lambda state: state.last]
     cache = cache_of(*(MambaComponent(name, admit=admit, **SMALL) for name, admit in zip("abcd", admits, strict=True)))
     assert [part.hooks.overridden for part in cache.composition.parts] == [()] * 4
@@ -208,13 +207,6 @@ def test_an_end_off_the_boundaries_is_reached_through_a_checkpoint_on_the_way() 
             with cache.step([sequence]) as step:
                 step.run_ops()
     assert cache.peek(list(range(40))) == 24
-
-
-def test_with_a_bound_per_path_the_ends_stay() -> None:
-    cache = cache_of(whole(), MambaComponent(states_per_path=2, **SMALL))
-    serve(cache, list(range(64)), 8, 16, 24, 32, 40, 48, 56)
-    assert cached(cache) == 2
-    assert cache.peek([*range(64), 99]) == 64
 
 
 def test_only_ends_are_admitted_where_it_is_asked_for() -> None:

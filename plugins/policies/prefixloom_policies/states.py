@@ -13,8 +13,7 @@ asked again may hit at most all but its last token: the boundary that a publicat
               again, for as many states as that takes
 ``by-cost``   these, and others for which the work that a hit saves over the state above exceeds ``SHARE`` of all work
               down there: so states lie close at the front and ever further apart, a number that grows with the
-              logarithm of the length. Where a path has too many (``states_per_path``), the state goes that saves the
-              least
+              logarithm of the length
 """
 
 from __future__ import annotations
@@ -72,4 +71,4 @@ ends = StateRule(AdmissionPolicy("ends", admit=at_end))
 prompts = StateRule(AdmissionPolicy("prompts", admit=at_prompt_end))
 branches = StateRule(AdmissionPolicy("branches", admit=at_branch_or_end))
 spaced = StateRule(AdmissionPolicy("spaced", admit=far_below))
-by_cost = StateRule(AdmissionPolicy("by-cost", admit=saves_enough, worth=saved))
+by_cost = StateRule(AdmissionPolicy("by-cost", admit=saves_enough))

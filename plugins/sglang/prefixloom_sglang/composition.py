@@ -23,7 +23,6 @@ class Pools:
     """The sizes of SGLang's pools. ``pages`` and ``window_pages`` count from page 1 on; page 0 is for padding.
 
     ``window``: how many tokens behind a boundary the windows' kernels read. None: SGLang has no such pool.
-    ``states_per_path``: the most states that stay cached on one path. None: any number.
     """
 
     page_size: int
@@ -31,14 +30,10 @@ class Pools:
     window_pages: int | None = None
     window: int | None = None
     states: int | None = None
-    states_per_path: int | None = None
 
 
-def pools_of(params: Any, windows: bool, states: bool, states_per_path: int = -1) -> Pools:
-    """The sizes of the pools in SGLang's ``CacheInitParams``. ``windows``, ``states``: whether it has such pools.
-
-    ``states_per_path``: as ``--mamba-max-states-per-path``, where -1 is any number.
-    """
+def pools_of(params: Any, windows: bool, states: bool) -> Pools:
+    """The sizes of the pools in SGLang's ``CacheInitParams``. ``windows``, ``states``: whether it has such pools."""
     allocator, page_size = params.token_to_kv_pool_allocator, params.page_size
     return Pools(
         page_size,
@@ -46,7 +41,6 @@ def pools_of(params: Any, windows: bool, states: bool, states_per_path: int = -1
         allocator.size_swa // page_size if windows else None,
         kept_back(params) if windows else None,
         params.req_to_token_pool.mamba_allocator.size if states else None,
-        states_per_path if states and states_per_path > 0 else None,
     )
 
 
@@ -85,8 +79,7 @@ def books_for(config: Any, pools: Pools, *, bigrams: bool = False, policy: str =
             else "the model's config has states, and SGLang keeps none for it"
         )
     if pools.states is not None:
-        manifest = attrs.evolve(manifests[STATE], states_per_path=pools.states_per_path)
-        components.append(Component(STATE, manifest, Point()))
+        components.append(Component(STATE, manifests[STATE], Point()))
         capacity[STATE] = pools.states + 1
     return compose(
         None,

@@ -69,11 +69,10 @@ def make(context: Any) -> Any:
     from .composition import SizeError, books_for, pools_of
 
     params = context.params
-    per_path = getattr(flags["mamba"], "mamba_max_states_per_path", -1)
     try:
         books = books_for(
             context.model_config.hf_config,
-            pools_of(params, context.is_hybrid_swa, context.is_hybrid_ssm, per_path),
+            pools_of(params, context.is_hybrid_swa, context.is_hybrid_ssm),
             bigrams=params.is_eagle,
             policy=params.eviction_policy.lower(),
         )

@@ -99,12 +99,3 @@ def test_a_pool_of_no_size_is_refused_with_the_flag_that_gives_it_more(
 ) -> None:
     with pytest.raises(CompositionError, match=sentence):
         books_for(config, pools)
-
-
-def test_a_path_has_so_many_states_as_the_flag_says() -> None:
-    books = books_for(STATES, Pools(4, 64, states=16, states_per_path=2))
-    for end in (8, 16, 24, 32):
-        books.insert(range(end), {FULL: range(1, end // 4 + 1), STATE: [end // 8]})
-        books.take_back()
-    assert books.stats().components[STATE].cached == 2
-    assert [books.peek(range(end)) for end in (8, 16, 24, 32)] == [8, 8, 8, 32]

@@ -42,7 +42,7 @@ def law_each_component_is_an_instance_of_its_own(case: ComponentCase) -> None:
 def law_a_cache_can_be_composed_of_it(case: ComponentCase) -> None:
     """A cache can be composed with the component.
 
-    Clauses: C6, M13, R10, R15.
+    Clauses: C6, M12, R10, R15.
     """
     composed_as_it_is(case)  # what is impossible is refused, with the reason
     Bench(case)
@@ -51,7 +51,7 @@ def law_a_cache_can_be_composed_of_it(case: ComponentCase) -> None:
 def law_the_manifest_has_all_that_the_layers_write(case: ComponentCase) -> None:
     """The manifest has what the layers write: every buffer with its shape, dtype, layers and sharers, and its entries.
 
-    Clauses: M1, M2, M10.
+    Clauses: M1, M2, M9.
     """
     truth, manifest = case.truth, case.manifest
     if truth.buffers is None and truth.tokens_per_entry is None and truth.at_rest is None:

@@ -16,7 +16,7 @@ from ..kit.outcomes import SERVING, beside, branches, judge, late, off_the_grid,
 def law_what_is_restored_is_what_was_live(case: ComponentCase) -> None:
     """A sequence reads exactly what was computed from its own tokens: bitwise, or within the codec's tolerance.
 
-    Clauses: M1, M2, M6, M10, M12, P2, P4, P5, R14.
+    Clauses: M1, M2, M6, M9, M11, P2, P4, P5, R14.
     """
     judge(case, [*random_scripts(case), *late(case)], "content")
 
@@ -34,7 +34,7 @@ def law_a_hit_ends_where_it_may(case: ComponentCase) -> None:
 def law_content_depends_on_no_later_token(case: ComponentCase) -> None:
     """Content cached up to b depends only on the tokens up to b + lookahead, so prompts that differ later may share it.
 
-    Clauses: M5, M12.
+    Clauses: M5, M11.
     """
     judge(case, branches(case), "content")
 
@@ -42,7 +42,7 @@ def law_content_depends_on_no_later_token(case: ComponentCase) -> None:
 def law_content_is_exact_on_the_grid(case: ComponentCase) -> None:
     """Content cached at a boundary does not depend on how the tokens before it were cut into steps.
 
-    Clauses: M4, M12.
+    Clauses: M4, M11.
     """
     judge(case, off_the_grid(case), "content")
 
@@ -50,7 +50,7 @@ def law_content_is_exact_on_the_grid(case: ComponentCase) -> None:
 def law_content_is_that_of_a_namespace_and_its_extra_keys(case: ComponentCase) -> None:
     """Content is not found by the same tokens in another namespace or with other extra keys.
 
-    Clauses: M12.
+    Clauses: M11.
     """
     bench = Bench(case, units=60)
     unit, tokens = bench.unit, text_of(0)[: 5 * bench.unit + 1]
@@ -277,24 +277,6 @@ def law_a_step_on_another_thread_races_with_nothing(case: ComponentCase) -> None
     Clauses: X1, X2, H4.
     """
     judge(case, with_late_steps(case), *SERVING)
-
-
-def law_a_path_has_no_more_states_than_allowed(case: ComponentCase) -> None:
-    """At most ``states_per_path`` states are cached on one path from the root.
-
-    Clauses: M7, M8.
-    """
-    allowed = case.manifest.states_per_path
-    if allowed is None:
-        raise NotApplicable("it says no states_per_path")
-    bench = Bench(case, units=40)
-    run = bench.open(text_of(0)[: 8 * bench.unit])
-    for _ in range(8):
-        bench.run(run, bench.unit)
-        run.sequence.publish()
-    run.sequence.close()
-    cached = bench.cache.stats().components[case.name].cached
-    require(cached <= allowed, "books", "one path has %s cached states, and %s are allowed", cached, allowed)
 
 
 def law_page_tables_say_where_a_sequence_lies(case: ComponentCase) -> None:

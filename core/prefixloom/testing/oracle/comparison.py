@@ -82,7 +82,6 @@ class ComparedCache:
                 part.capacity,
                 part.manifest.max_rewind,
                 -(-part.manifest.checkpoint_every // composition.page) * composition.page,
-                part.manifest.states_per_path,
                 composition.max_rewind + 1 if part.reach.unit == "boundary" and composition.max_rewind else 0,
             )
             for part in composition.parts

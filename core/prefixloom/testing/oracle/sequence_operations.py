@@ -480,8 +480,6 @@ class SequenceOperations(ComparedCache):
             tracked = run.tracks[name]
             added[name] = set()
             optional[name] = {self.model.piece(f, run.ids, boundary) for boundary in tracked if boundary <= upto}
-            if f.per_path is not None:
-                room[name] = f.capacity + 1  # the limit per path may drop one even if there is room
             if due % self.model.page or due <= run.published:
                 continue
             piece = self.model.piece(f, run.ids, due)

@@ -34,7 +34,6 @@ class Facts:
     rewind: int | None
     every: int = 0
     """States: a checkpoint is kept at each multiple of this."""
-    per_path: int | None = None
     steps: int = 0
     """States: slots for the states after each token of a small step, to rewind to."""
     _needed: dict[int, frozenset[int]] = field(default_factory=dict)
