@@ -185,7 +185,7 @@ def test_after_an_error_that_is_no_refusal_the_slots_are_the_caches(hook: str, m
         raise KeyboardInterrupt
 
     if hook == "an interrupt":
-        monkeypatch.setattr("prefixloom.operations.insert._fill_up", interrupted)
+        monkeypatch.setattr("prefixloom.operations.insert._hold", interrupted)
     keeping = Keeping("swa", KV, Window(6))
     kinds = [Component("full", KV, Path()), keeping]
     cache = compose(None, plugins=kinds, page_size=2, capacity=64, slots="lent", device="meta", debug=True)

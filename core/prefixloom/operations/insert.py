@@ -18,7 +18,7 @@ from ..device.pool import ABSENT, ABSENT_BYTES, ID_BYTES, bounds
 from ..device.streams import Stream
 from ..errors import InputError, PrefixloomError, ProtocolError
 from ..tree.lane import Lane, PageLane
-from .match import search, walked_boundary
+from .match import limit_of, search, walked_boundary
 from .open import open_at
 from .publish import close
 from .state import Core, Match, Running
@@ -42,14 +42,16 @@ class Inserted:
 
 @attrs.frozen
 class _Handed:
-    """What an engine hands in of one component: the slot at each page from ``first`` on, and those that are its own."""
+    """What an engine hands in of one component.
+
+    ``own`` are its own slots. ``pages`` are those that follow where the prompt resumes, or the one slot of a state.
+    ``useless`` are own slots that cannot be used: the tree has their content, or they lie behind a hole.
+    """
 
     lane: Lane
-    first: int
-    slots: array[int]
     own: array[int]
-    whole: bool
-    """Whether none of the slots is absent."""
+    pages: array[int]
+    useless: array[int]
 
 
 def insert(
@@ -60,10 +62,8 @@ def insert(
     After an InputError or a ProtocolError nothing was taken. After any other error, what was handed in is the cache's.
     """
     search(core, match, match.most)
-    boundary = max(0, match.most) // core.shape.page * core.shape.page
     handed = _checked(core, match, slots, start)
-    in_tree = {lane.index: _pages_in_tree(core, match, lane) for lane in core.shape.path_lanes}
-    at_hand = [each.lane.pool.at_hand for each in handed]
+    at_hand = {each.lane: each.lane.pool.at_hand for each in handed if each.lane.name in slots}
     for each in handed:
         each.lane.pool.receive(each.own)
     work = None if stream is None or stream.inline else _being_written(core, stream, handed)
@@ -73,18 +73,17 @@ def insert(
         followers = (running,)
     except PrefixloomError:
         for each in handed:
-            each.lane.pool.give(each.own.tobytes())
+            each.lane.pool.give_slots([*each.own])
+        raise
+    finally:
         if work is not None and stream is not None:
             core.flight.end(work, stream, followers, "the pass before an insert")
-        raise
-    if work is not None and stream is not None:
-        core.flight.end(work, stream, followers, "the pass before an insert")
     try:
         for each in handed:
-            _hold(running, each, boundary, in_tree)
-        _fill_up(core, running)
+            _hold(running, each, limit_of(core, match))
         running.reserved = match.count
-        running.committed = _whole_length(core, running)
+        lengths = [len(running.held[lane.index].table) * lane.page for lane in core.shape.path_lanes]
+        running.committed = max(match.ready, min([match.count, *lengths]))
         if running.looks is not None:
             running.looks.computed(running.looks.alone, running.committed, match.count)
         if core.watcher is not None:
@@ -94,15 +93,13 @@ def insert(
         raise
     length = running.publishable
     close(core, running)
-    returned = {each.lane.name: _given(each, before) for each, before in zip(handed, at_hand, strict=True)}
-    taken = {each.lane.name: len(each.own) - returned[each.lane.name] for each in handed}
+    taken, returned = {}, {}
+    for each in handed:
+        lane = each.lane
+        if lane in at_hand:
+            returned[lane.name] = len(lane.pool.given_since(at_hand[lane]).intersection(each.own))
+            taken[lane.name] = len(each.own) - returned[lane.name]
     return Inserted(match.ready, length, taken, returned)
-
-
-def _given(handed: _Handed, at_hand: int) -> int:
-    """How many of the slots that were handed in were given back since so many were at hand."""
-    given = handed.lane.pool.given_since(at_hand)
-    return len(given.intersection(handed.own)) if given else 0
 
 
 def lend(core: Core, slots: Mapping[str, Any]) -> None:
@@ -133,7 +130,7 @@ def _check_lent(core: Core) -> None:
 
 
 def _lanes(core: Core, slots: object) -> list[Lane]:
-    """The lanes of the components that are named."""
+    """Return the lanes of the components that are named."""
     _check_lent(core)
     if not isinstance(slots, Mapping):
         raise InputError(f"slots are given as a mapping by component, got {slots!r}")
@@ -141,40 +138,26 @@ def _lanes(core: Core, slots: object) -> list[Lane]:
 
 
 def _numbers(lane: Lane, given: Any) -> array[int]:
-    """The slots that are given, as a list, tensor or array of whole numbers."""
+    """Return the slots that are given as a list, tensor or array of whole numbers."""
+    found: array[int] | list[int]
     try:
         view = memoryview(given)
+        plain = view.format == "i" and view.ndim == 1 and view.contiguous
     except TypeError:
-        pass
-    else:
-        if view.format == "i" and view.ndim == 1 and view.contiguous:
-            numbers = array("i")
-            numbers.frombytes(view.cast("B"))
-            return _in_range(lane, numbers)
+        plain = False
     try:
-        found = list(given.tolist() if hasattr(given, "tolist") else given)
+        found = array("i", view.tobytes()) if plain else list(given.tolist() if hasattr(given, "tolist") else given)
     except TypeError:
         raise InputError(f"the slots of {lane.name!r} are a list of numbers, got {given!r}") from None
-    if not {*map(type, found)} <= {int}:
-        raise _strange(lane, next(each for each in found if each.__class__ is not int))
-    try:
-        return _in_range(lane, array("i", found))
-    except OverflowError:
-        raise _strange(lane, max(found, key=abs)) from None
-
-
-def _in_range(lane: Lane, numbers: array[int]) -> array[int]:
-    if numbers:
-        for slot in bounds(numbers):
-            if not ABSENT <= slot < lane.pool.capacity:
-                raise _strange(lane, slot)
-    return numbers
-
-
-def _strange(lane: Lane, slot: object) -> InputError:
-    return InputError(
-        f"a slot of {lane.name!r} is a whole number from 0 to {lane.pool.capacity - 1}, or -1 for none; got {slot!r}"
-    )
+    most = lane.pool.capacity - 1
+    strange = [] if plain or {*map(type, found)} <= {int} else [each for each in found if each.__class__ is not int]
+    if not strange and found:
+        strange = [each for each in (min(found), max(found)) if not ABSENT <= each <= most]
+    if strange:
+        raise InputError(
+            f"a slot of {lane.name!r} is a whole number from 0 to {most}, or -1 for none; got {strange[0]!r}"
+        )
+    return array("i", found)
 
 
 def _refuse_what_is_here(lane: Lane, own: array[int]) -> None:
@@ -193,41 +176,46 @@ def _refuse_what_is_here(lane: Lane, own: array[int]) -> None:
 
 
 def _checked(core: Core, match: Match, slots: Mapping[str, Any], start: int) -> list[_Handed]:
-    """What is handed in, by component; refused before anything changes."""
+    """Return what is handed in of each component, or refuse it before anything changes."""
     shape = core.shape
     if start.__class__ is not int or start < 0 or start % shape.page:
         raise InputError(f"start is a boundary, a multiple of {shape.page}, got {start!r}")
-    found = []
-    for lane in _lanes(core, slots):
-        numbers = _numbers(lane, slots[lane.name])
-        if isinstance(lane, PageLane):
-            found.append(_pages(lane, match, numbers, start))
-        else:
-            found.append(_state(lane, numbers))
-    return found
+    given = {lane: _numbers(lane, slots[lane.name]) for lane in _lanes(core, slots)}
+    nothing = array("i")
+    handed = [
+        _pages(core, lane, match, given.get(lane, nothing), start if lane in given else match.ready)
+        for lane in shape.page_lanes
+    ]
+    handed += [_state(lane, given.get(lane, nothing)) for lane in shape.state_lanes]
+    for each in handed:
+        _refuse_what_is_here(each.lane, each.own)
+    return handed
 
 
-def _pages(lane: PageLane, match: Match, numbers: array[int], start: int) -> _Handed:
-    """Pages that the cache lent itself stand below where the insert goes on: the engine only reads them."""
-    first, resumed = start // lane.page, match.ready // lane.page
-    most = -(-match.count // lane.page) - first
-    if len(numbers) > max(0, most):
+def _pages(core: Core, lane: PageLane, match: Match, numbers: array[int], start: int) -> _Handed:
+    """Return the pages of a component. The engine may only read some of those before where the prompt resumes."""
+    first, resumed, count = start // lane.page, match.ready // lane.page, -(-match.count // lane.page)
+    if len(numbers) > max(0, count - first):
         raise InputError(
             f"{len(numbers)} pages of {lane.name!r} from {start} on are more than {match.count} tokens have"
         )
     before = max(0, resumed - first)
-    present = _present(numbers[before:]) if before else _present(numbers)
-    whole = len(present) == len(numbers) - before
-    own = present
-    if before:
-        duplicates = _present(numbers[:before])
-        own = array("i", [slot for slot in duplicates if not lane.pool.has(slot)]) + present
-    _refuse_what_is_here(lane, own)
-    return _Handed(lane, first, numbers, own, whole)
+    useless = array("i", [slot for slot in _present(numbers[:before]) if not lane.pool.has(slot)])
+    pages = array("i", [ABSENT]) * max(0, first - resumed) + numbers[before:]
+    own = useless + _present(pages)
+    if lane.closed_upward:  # what lies behind a page that neither it nor the tree has is of no use
+        end = lane.residency.deepest(match.walked_to, walked_boundary(core, match))[1] // lane.page
+        at = pages.tobytes().find(ABSENT_BYTES, max(0, end - resumed) * ID_BYTES)
+        if at >= 0:
+            useless += _present(pages[at // ID_BYTES :])
+            del pages[at // ID_BYTES :]
+    else:
+        pages += array("i", [ABSENT]) * (count - resumed - len(pages))
+    return _Handed(lane, own, pages, useless)
 
 
 def _present(numbers: array[int]) -> array[int]:
-    """Those that are not absent."""
+    """Return those that are not absent."""
     if not numbers or bounds(numbers)[0] != ABSENT:
         return numbers
     return array("i", [slot for slot in numbers if slot != ABSENT])
@@ -237,15 +225,14 @@ def _state(lane: Lane, numbers: array[int]) -> _Handed:
     own = _present(numbers)
     if len(own) > 1:
         raise InputError(f"{lane.name!r} takes one slot, of the state at the deepest boundary; got {numbers.tolist()}")
-    _refuse_what_is_here(lane, own)
-    return _Handed(lane, 0, numbers, own, whole=True)
+    return _Handed(lane, own, own, array("i"))
 
 
 # ---------------------------------------------------------------- what is held
 
 
 def _being_written(core: Core, stream: Stream, handed: Many[_Handed]) -> Work[Any]:
-    """Work in flight that stands for all that was enqueued on ``stream``, and writes what is handed in."""
+    """Return work in flight for all that was enqueued on ``stream``, which writes what is handed in."""
     if core.watcher is not None:
         stream.run(lambda: None)  # the engine's own launches have no tick
         for each in handed:
@@ -256,59 +243,15 @@ def _being_written(core: Core, stream: Stream, handed: Many[_Handed]) -> Work[An
     return work
 
 
-def _pages_in_tree(core: Core, match: Match, lane: Lane) -> int:
-    """The pages at the beginning of the prompt that the tree has of a component that keeps whole paths.
-
-    They may reach beyond where the prompt can resume, since another component may lack something there.
-    """
-    assert isinstance(lane, PageLane)
-    return lane.residency.deepest(match.walked_to, walked_boundary(core, match))[1] // lane.page
-
-
-def _hold(running: Running, handed: _Handed, boundary: int, in_tree: Mapping[int, int]) -> None:
-    """The sequence holds what was handed in from where it resumes; what stands before that is a duplicate.
-
-    Of a component that keeps whole paths, it holds nothing behind the first page that neither it nor the tree has.
-    """
-    lane, pool = handed.lane, handed.lane.pool
-    holding: Any = running.held[lane.index]
-    if not isinstance(lane, PageLane):
-        for slot in handed.own:
-            holding.slot = slot
-            holding.reach(boundary)
-        return
-    resumed = len(holding.table)
-    before = max(0, resumed - handed.first)
-    lacking = max(0, handed.first - resumed)
-    fresh = array("i", [ABSENT]) * lacking + handed.slots[before:]
-    useless = handed.slots[:before]
-    if lacking or not handed.whole:
-        if lane.closed_upward:
-            beyond = max(0, in_tree[lane.index] - resumed)
-            at = fresh[beyond:].tobytes().find(ABSENT_BYTES)
-            if at >= 0:
-                whole = beyond + at // ID_BYTES
-                useless += fresh[whole:]
-                del fresh[whole:]
-        else:
+def _hold(running: Running, handed: _Handed, boundary: int) -> None:
+    """Let the sequence hold what was handed in, as if it had computed that, and give back what is useless."""
+    holding: Any = running.held[handed.lane.index]
+    if handed.useless:
+        handed.lane.pool.give_slots([*handed.useless])
+    if isinstance(handed.lane, PageLane):
+        holding.table.extend(handed.pages)
+        if not handed.lane.closed_upward and ABSENT in handed.pages:
             holding.whole = False
-    if useless:
-        own = {*handed.own}
-        pool.give_slots([slot for slot in useless if slot in own])
-    holding.table.extend(fresh)
-
-
-def _fill_up(core: Core, running: Running) -> None:
-    """Of pages that were not handed in, components that need not keep whole paths have none."""
-    for lane in core.shape.page_lanes:
-        holding: Any = running.held[lane.index]
-        lacking = -(-running.names.count // lane.page) - len(holding.table)
-        if lacking > 0 and not lane.closed_upward:
-            holding.table.extend([ABSENT] * lacking)
-            holding.whole = False
-
-
-def _whole_length(core: Core, running: Running) -> int:
-    """How far all is there of components that keep whole paths."""
-    lengths = [len(running.held[lane.index].table) * lane.page for lane in core.shape.path_lanes]
-    return max(running.ready, min([running.names.count, *lengths]))
+    elif handed.own:
+        holding.slot = handed.own[0]
+        holding.reach(boundary)
