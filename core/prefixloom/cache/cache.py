@@ -30,7 +30,7 @@ from ..operations.lease import Lease, acquire, drop_namespace
 from ..operations.match import Extra, ask, current, find
 from ..operations.open import anchor, open_at
 from ..operations.retain import reclaim
-from ..operations.room import evict_named, evict_tokens
+from ..operations.room import evict_asked
 from ..operations.state import Core, Running
 from ..operations.step import Step
 from ..operations.teardown import forget_everything
@@ -243,9 +243,7 @@ class Cache:
         """
         core = self._core
         with core:
-            if need.__class__ is int and need >= 0 and not unneeded:
-                return evict_tokens(core, need)
-            return evict_named(core, need, unneeded)
+            return evict_asked(core, need, unneeded)
 
     def expire(self, now: float) -> None:
         """What nobody wants any more at ``now`` is evicted before all else, until it is used again.

@@ -99,8 +99,7 @@ class MatchPlan:
     def need(self) -> dict[str, int]:
         """Slots that opening a sequence here takes at once, per component."""
         self._core.check_whole()
-        wanted = wanted_at(self._core, self._match)
-        return {lane.name: count for lane, count, _ in wanted}
+        return {lane.name: count for lane, count in wanted_at(self._core, self._match)}
 
     @property
     def why(self) -> str:

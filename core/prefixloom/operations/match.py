@@ -24,7 +24,7 @@ Extra = Iterable[Span]
 
 
 def ask(core: Core, tokens: Any, namespace: str, leave: int, extra: Extra) -> Match:
-    """What is asked of a match, checked."""
+    """Return what is asked of a match, checked."""
     if namespace.__class__ is not str:
         namespace = namespace_of(namespace)
     if core.identity is not None and not namespace.startswith(MARK):
@@ -57,13 +57,13 @@ def find(core: Core, match: Match) -> Match:
 
 
 def find_again(core: Core, match: Match) -> Match:
-    """The same question, answered as things are now."""
+    """Answer the same question as things are now."""
     key = core.keys.find(match.tokens) if match.extra else match.key  # more numbers may be known, or fewer
     return find(core, match.of(key, match.most))
 
 
 def current(core: Core, match: Match) -> Match:
-    """``match`` if it still holds true, or what it has become."""
+    """Return ``match`` if it still holds true, or what it has become."""
     if match.epoch == core.index.epoch:
         return match
     if match.epoch < core.index.flushed_at:
@@ -72,13 +72,13 @@ def current(core: Core, match: Match) -> Match:
 
 
 def limit_of(core: Core, match: Match) -> int:
-    """The deepest boundary that was asked for."""
+    """Return the deepest boundary that was asked for."""
     page = core.shape.page
     return max(0, match.most) // page * page
 
 
 def walked_boundary(core: Core, match: Match) -> int:
-    """The deepest boundary, up to the one that was asked for, that the keys agree with. It lies in ``walked_to``."""
+    """Return the deepest boundary up to the one asked for that the keys agree with. It lies in ``walked_to``."""
     return limit_of(core, match) if match.walked > match.most else match.walked
 
 
@@ -139,7 +139,7 @@ def _lower(match: Match, lanes: Many[Lane], node: Node, boundary: int, trace: Lo
 
 
 def goes_on(core: Core, match: Match) -> bool:
-    """Whether cached keys go on where they cease to agree with the prompt, or where it ends."""
+    """Return whether cached keys go on where they cease to agree with the prompt, or where it ends."""
     index = core.index
     node, boundary, _ = index.tree.walk(index.tree.roots.get(match.namespace, index.empty_root), match.key)
     return boundary < node.end or bool(node.children)
@@ -156,7 +156,7 @@ def _narrow(core: Core, match: Match, node: Node, boundary: int) -> tuple[Node, 
 
 
 def validated(core: Core, name: str, validator: Callable[[WalkView], int], view: WalkView) -> int:
-    """What a plugin's validator says of a boundary, checked, on the grid of the tree."""
+    """Return what a plugin's validator says of a boundary, checked, on the grid of the tree."""
     lower = core.plugins.call(name, "create_match_validator", validator, view)
     if not isinstance(lower, int) or isinstance(lower, bool) or lower < 0:
         raise core.plugins.bad_answer(name, "create_match_validator", f"a boundary from 0 to {view.boundary}", lower)
@@ -183,29 +183,26 @@ def claims_at(core: Core, match: Match, boundary: int) -> tuple[Claim | None, ..
 
 
 def candidates(core: Core, match: Match) -> tuple[Interval, ...]:
-    """The ascending set of boundaries from which all components can resume, as closed runs one page apart."""
+    """Return the ascending boundaries from which all components can resume, as closed runs one page apart."""
     page = core.shape.page
     runs: list[Interval] = []
     boundary = match.ready
-    while boundary > 0:
+    while True:
         if runs and runs[-1][0] == boundary + page:
             runs[-1] = (boundary, runs[-1][1])
         else:
             runs.append((boundary, boundary))
+        if not boundary:
+            return tuple(reversed(runs))
         key = match.key[: (boundary - page) * core.keys.element_bytes]
         boundary = find(core, match.of(key, boundary - page)).ready
-    if runs and runs[-1][0] == page:
-        runs[-1] = (0, runs[-1][1])
-    else:
-        runs.append((0, 0))
-    return tuple(reversed(runs))
 
 
 # ---------------------------------------------------------------- what is missing
 
 
 def lowerings(core: Core, match: Match) -> Lowered:
-    """Who kept ``match`` from being deeper, from the deepest boundary that the keys agree with down to its end."""
+    """Return who kept ``match`` from being deeper, from the deepest boundary that the keys agree with down."""
     trace: Lowered = []
     again = match.of(match.key, match.most)
     search(core, again, match.most, trace)
@@ -214,11 +211,8 @@ def lowerings(core: Core, match: Match) -> Lowered:
 
 def wanted_at(core: Core, match: Match) -> Wanted:
     """Return the slots that opening at ``match`` takes: those of running states, and what plugins claim."""
-    shape = core.shape
-    if not match.claims:
-        return [(lane.room, lane.per_sequence, None) for lane in shape.state_lanes]
-    need = {lane.name: lane.per_sequence for lane in shape.state_lanes}
-    for each, claim in zip(shape.lanes, match.claims, strict=False):
+    need: dict[Lane, int] = {lane: lane.per_sequence for lane in core.shape.state_lanes}
+    for each, claim in zip(core.shape.lanes, match.claims, strict=False):
         if claim is not None and claim.need:
-            need[each.name] = need.get(each.name, 0) + claim.need
-    return [(each.room, need[each.name], None) for each in shape.lanes if need.get(each.name)]
+            need[each] = need.get(each, 0) + claim.need
+    return [(lane.room, count) for lane, count in need.items()]

@@ -191,7 +191,7 @@ def slot_to_keep(core: Core, running: Running, lane: StateLane, boundary: int, o
     after that yet.
     """
     try:
-        make_room(core, [(lane, 1, None)], "checkpoint", who=running)
+        make_room(core, [(lane, 1)], "checkpoint", who=running)
     except CapacityError:
         core.left_out(lane, running, boundary, "room")
         return NO_SLOT

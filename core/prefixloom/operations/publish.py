@@ -328,7 +328,7 @@ def _with_room(core: Core, running: Running, giving: Many[Lane], node: Node, end
                     _encode(core, running, lane, node.end)
             elif not ends and not lane.live.at_hand:
                 try:
-                    make_room(core, [(lane, 1, None)], "checkpoint", who=running)
+                    make_room(core, [(lane, 1)], "checkpoint", who=running)
                 except CapacityError:
                     unable.append(lane)
                     core.left_out(lane, running, node.end, "room")

@@ -16,7 +16,7 @@ from .state import Core, Running
 
 
 def commit(core: Core, running: Running, upto: int) -> None:
-    """What is computed reaches to ``upto``, and the running states stand for that."""
+    """Note that what is computed reaches to ``upto``, and that the running states stand for that."""
     running.committed = upto
     shape = core.shape
     held = running.held
@@ -52,7 +52,7 @@ def commit_alone(core: Core, running: Running, upto: int | None) -> None:
 
 
 def retain_published(core: Core, running: Running) -> None:
-    """After a publication: what the tree owns now is read no further than the lease covers it.
+    """After a publication, read what the tree owns now no further than the lease covers it.
 
     The floor is asked again: tokens may have been named since the last commit, and states have come and gone.
     """
@@ -68,8 +68,8 @@ def retain_published(core: Core, running: Running) -> None:
 
 
 def _give_up_below(core: Core, running: Running, lane: PartialLane, floor: int) -> None:
-    """No boundary below ``floor`` matters any more. What they needed goes at once when less than an eighth of the pool
-    is free, and else whenever somebody needs it.
+    """Note that no boundary below ``floor`` matters any more. Give back what they needed, at once if less than an
+    eighth of the pool is free, and else when somebody needs it (0013).
     """
     holding = running.held[lane.index]
     holding.floor = floor
@@ -81,7 +81,7 @@ def _give_up_below(core: Core, running: Running, lane: PartialLane, floor: int) 
 
 
 def floor_of(core: Core, running: Running) -> int:
-    """The lowest boundary that still matters: the deepest that may be published, less what may be rewound."""
+    """Return the lowest boundary that still matters: the deepest publishable one, less what may be rewound."""
     shape = core.shape
     floor = min(running.names.count - shape.lookahead, running.complete) - shape.max_rewind
     floor = max(floor, running.published)
@@ -92,7 +92,7 @@ def floor_of(core: Core, running: Running) -> int:
 
 
 def _let_go(core: Core, running: Running, lane: PartialLane, holding: Any) -> None:
-    """A running sequence gives back, and uncovers, what no boundary that it may still come to can need."""
+    """Give back, and uncover, what no boundary can need that the sequence may still come to."""
     page = core.shape.page
     lane.retain(holding, holding.floor // page * page)
     if running.covers[lane.index] is not None and lane.reads_past(holding, running.node.end):
@@ -100,7 +100,7 @@ def _let_go(core: Core, running: Running, lane: PartialLane, holding: Any) -> No
 
 
 def reclaim(core: Core, lane: PartialLane, pages: int) -> None:
-    """Running sequences give back what they keep beyond what they may still need, until ``pages`` are free."""
+    """Let running sequences give back what they may not need any more, until ``pages`` are free."""
     pool, surplus = lane.pool, lane.surplus
     while surplus and pool.free < pages:
         running, holding = surplus.popitem()
@@ -108,7 +108,7 @@ def reclaim(core: Core, lane: PartialLane, pages: int) -> None:
 
 
 def forget_surplus(core: Core, running: Running) -> None:
-    """What a running sequence held so far is not its own any more: none of it can be asked back."""
+    """Ask back nothing more of what a running sequence held so far: it is not its own any more."""
     for lane in core.shape.partial_lanes:
         lane.surplus.pop(running, None)
 
@@ -147,7 +147,7 @@ def rewind(core: Core, running: Running, count: int) -> None:
 
 
 def _checked_length(core: Core, running: Running, count: int) -> int:
-    """The reserved length after ``count`` tokens have been taken back, if they can be."""
+    """Return the reserved length after ``count`` tokens have been taken back, if they can be."""
     shape = core.shape
     if count.__class__ is not int or count < 0:
         raise InputError(f"rewind takes a number of tokens from 0 up, got {count!r}")

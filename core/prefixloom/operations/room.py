@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from collections.abc import Sequence as Many
 from typing import Any
 
 from ..contract.shares import SharedQueue, owner_of
@@ -20,8 +19,8 @@ from ..tree.radix import Node
 from .retain import reclaim
 from .state import Core, Running
 
-Wanted = list[tuple[Any, int, Any]]
-"""(who has the pool, how many slots, who asks for them)"""
+Wanted = list[tuple[Any, int]]
+"""(who has the pool, how many slots of it)"""
 
 
 # ---------------------------------------------------------------- growing
@@ -47,14 +46,9 @@ def grow(core: Core, running: Running, count: int) -> None:
 
 def _make_room_to_grow(core: Core, running: Running, length: int, count: int) -> None:
     """Make room for what the components lack of ``length`` tokens; if there is none, those that have grown shrink."""
-    wanted: list[tuple[Any, int, Any]] = []
-    for lane in core.shape.page_lanes:
-        holding = running.held[lane.index]
-        missing = -(-length // lane.page) - len(holding.table)
-        if missing > 0:
-            wanted.append((lane, missing, holding))
+    lacking = [(lane, -(-length // lane.page) - len(holding.table)) for lane, holding in running.paged]
     try:
-        make_room(core, wanted, "reserve", count, running)
+        make_room(core, [(lane, missing) for lane, missing in lacking if missing > 0], "reserve", count, running)
     except PrefixloomError:
         for lane in core.shape.page_lanes:
             lane.rewind(running.held[lane.index], running.reserved)
@@ -62,17 +56,15 @@ def _make_room_to_grow(core: Core, running: Running, length: int, count: int) ->
 
 
 def grow_arriving(core: Core, running: Running, count: int) -> None:
-    """Slots for what resuming at the end of ``count`` more tokens needs of them, and *absent* for the rest.
+    """Reserve slots for what resuming at the end of ``count`` more tokens needs of them, and *absent* for the rest.
 
     The tokens were computed elsewhere, and only that much of them comes.
     """
     length = running.reserved + count
-    paged = running.paged
-    needed = [lane.needed_pages(len(holding.table), length) for lane, holding in paged]
-    wanted = [(lane, sum(pages), holding) for (lane, holding), pages in zip(paged, needed, strict=True)]
-    make_room(core, wanted, "reserve", count, running)
-    for (lane, slots, holding), pages in zip(wanted, needed, strict=True):
-        fresh = iter(lane.pool.take(slots) if slots else ())
+    needed = [(lane, holding, lane.needed_pages(len(holding.table), length)) for lane, holding in running.paged]
+    make_room(core, [(lane, sum(pages)) for lane, _, pages in needed], "reserve", count, running)
+    for lane, holding, pages in needed:
+        fresh = iter(lane.pool.take(sum(pages)) if any(pages) else ())
         holding.table.extend(next(fresh) if page else ABSENT for page in pages)
         if not all(pages):
             holding.whole = False
@@ -96,7 +88,7 @@ def make_room(
     if core.flight.works:
         core.flight.poll(between_operations=False)
     short = []
-    for lane, pages, _ in wanted:
+    for lane, pages in wanted:
         missing = pages - lane.pool.at_hand
         if missing > 0:
             if lane.surplus:
@@ -107,61 +99,49 @@ def make_room(
                 raise _refusal(core, wanted, verb, count, who)
     for lane, pages in short:
         missing = pages - lane.pool.free  # some may have gone with another's
-        if (
-            missing > 0 and evict(core, lane, missing, "room", by) < missing
-        ):  # the books were wrong, or a hook raised half-way
+        if missing > 0 and evict(core, lane, missing, "room", by) < missing:  # a hook raised half-way
             raise _refusal(core, wanted, verb, count, who)
 
 
 def _refusal(core: Core, wanted: Wanted, verb: str, count: int, who: object) -> CapacityError:
-    short = [(lane, pages) for lane, pages, _ in wanted if pages > lane.pool.free + lane.evictable]
-    short = short or [(lane, pages) for lane, pages, _ in wanted if pages > lane.pool.free]
+    short = [(lane, pages) for lane, pages in wanted if pages > lane.pool.free + lane.evictable]
+    short = short or [(lane, pages) for lane, pages in wanted if pages > lane.pool.free]
     what = verb + (f" {count} tokens" if count else "") + (f" for {who!r}" if who else "")
-    return CapacityError(tuple(shortage(core, lane, pages) for lane, pages in short), what)
+    return CapacityError(tuple(_shortage(core, lane, pages) for lane, pages in short), what)
 
 
-def shortage(core: Core, lane: Lane, count: int) -> Shortage:
-    """What is lacking and who holds it: the running sequences that own most."""
-    held: list[tuple[str, int]] = []
-    for running in core.live:
-        for other, holding in running.pairs:
-            if other is lane:
-                held.append((running.label or "a sequence opened without a label", lane.owned(holding)))
-    holders = sorted(((name, pages) for name, pages in held if pages), key=lambda held: -held[1])
+def _shortage(core: Core, lane: Lane, count: int) -> Shortage:
+    """Return what is lacking and who holds it: the running sequences that own most."""
+    held = [
+        (running.label or "a sequence opened without a label", lane.owned(holding))
+        for running in core.live
+        for other, holding in running.pairs
+        if other is lane
+    ]
+    holders = sorted([each for each in held if each[1]], key=lambda each: -each[1])
+    pool = lane.pool
     return Shortage(
-        lane.name,
-        count,
-        lane.pool.free,
-        lane.evictable,
-        lane.leased,
-        lane.running,
-        lane.pool.capacity,
-        tuple(holders[:3]),
+        lane.name, count, pool.free, lane.evictable, lane.leased, lane.running, pool.capacity, tuple(holders[:3])
     )
 
 
 # ---------------------------------------------------------------- evicting
 
 
-def evict_tokens(core: Core, count: int) -> dict[str, int]:
-    """Free at least ``count`` tokens of every page component; the pages that were freed."""
-    if not count:
-        return {}
-    return _evict_each(core, [(lane, -(-count // lane.page)) for lane in core.shape.page_lanes])
+def evict_asked(core: Core, need: object, unneeded: bool) -> dict[str, int]:
+    """Free so many tokens of each page component, or pages (slots) by component. Return how many pages were freed.
 
-
-def evict_named(core: Core, need: object, unneeded: bool) -> dict[str, int]:
-    """Free so many pages (slots) by component; those that were freed. ``unneeded``: only what no boundary needs."""
+    ``unneeded``: free only what no boundary needs.
+    """
+    if need.__class__ is int and need >= 0 and not unneeded:
+        need = {lane.name: -(-need // lane.page) for lane in core.shape.page_lanes}
     if not isinstance(need, Mapping):
         raise InputError(f"evict takes a number of tokens from 0 up, or a mapping by component; got {need!r}")
     for name, count in need.items():
         core.shape.lane(name)
         if count.__class__ is not int or count < 0:
             raise InputError(f"evict takes numbers from 0 up, got {count!r} for {name!r}")
-    return _evict_each(core, [(lane, need[lane.name]) for lane in core.shape.lanes if need.get(lane.name)], unneeded)
-
-
-def _evict_each(core: Core, wanted: Many[tuple[Lane, int]], unneeded: bool = False) -> dict[str, int]:
+    wanted = [(lane, need[lane.name]) for lane in core.shape.lanes if need.get(lane.name)]
     freed = {lane.name: -lane.evicted for lane, _ in wanted}
     for lane, count in wanted:
         missing = count - lane.evicted - freed[lane.name]  # some went with another's

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence as Many
-from typing import Any
 
 from ..contract.reach import merged
 from ..contract.tier_answers import Restored
@@ -198,8 +197,7 @@ def _load(copies: HostCopies, running: Running, end: Node, claims: Many[Claim | 
     try:
         with Pins() as pins:
             parts, plan = _parts(copies, end, pins, more)
-            wanted: list[tuple[Any, int, object]] = [(part.lane.device, len(part.src), None) for part in parts]
-            make_room(core, wanted, "restore", end.end, running)
+            make_room(core, [(part.lane.device, len(part.src)) for part in parts], "restore", end.end, running)
             work, filled = _copy_up(copies, running, parts)
             lease = acquire(core, end, running.namespace)
     finally:
