@@ -112,10 +112,10 @@ MOST_FILES = 14
 BUDGET: dict[str, int] = {
     "core/prefixloom/keys": 630,
     "core/prefixloom/storage": 710,
-    "core/prefixloom/contract": 2_020,
+    "core/prefixloom/contract": 2_010,
     "core/prefixloom/device": 2_740,
     "core/prefixloom/tree": 2_840,
-    "core/prefixloom/operations": 3_600,
+    "core/prefixloom/operations": 3_470,
     "core/prefixloom/cache": 980,
     "core/prefixloom/tiers": 2_600,
     "core/prefixloom/insight": 1_260,
@@ -128,7 +128,7 @@ BUDGET: dict[str, int] = {
     "plugins/policies": 870,
 }
 """The most lines of a room of the library (0090). A change that needs more says so here, and why in its message."""
-MOST_ANY = 336
+MOST_ANY = 326
 """Uses of ``Any`` in the library: a type that nobody has found yet."""
 FACES = {"__init__", "__main__", "conformance", "suites", "pytest_plugin", "pytest_suite", "adapter"}
 """Files beside the rooms, which hand names on: they stand above all rooms of their package."""
