@@ -395,7 +395,7 @@ MUTANTS: tuple[Mutant, ...] = (
            "self.go_on_without(error)\nreturn None", "raise",
            ("law", "law_a_hook_that_raises_has_the_documented_consequence", "window")),
     Mutant("a page table keeps what was let go", "device/tables.py", "Table.write",
-           "min(self.written[row], changed)", "self.written[row]",
+           "min(self.written[row], changed, length)", "min(self.written[row], length)",
            ("law", "law_page_tables_say_where_a_sequence_lies", "window")),
     Mutant("a state comes back too large", "device/codecs.py", "_from_codes",
            "exact.div_(_steps(exact))", "exact.div_(_steps(exact) - 2)",

@@ -85,9 +85,9 @@ class Watch:
 
         return watched
 
-    def _put(self, tensor: Any, at: array[int], values: array[int], runs: list[tuple[int, int, bytes]]) -> None:
+    def _put(self, tensor: Any, at: array[int], values: array[int]) -> None:
         columns = tensor.shape[1]
-        touch((), self._rows(tensor, {*(place // columns for place in at), *(row for row, _, _ in runs)}))
+        touch((), self._rows(tensor, {place // columns for place in at}))
 
     def _gather(self, tensor: Any, rows: list[int], out: Any) -> None:
         touch(self._rows(tensor, {row for row in rows if row >= 0}), ())
