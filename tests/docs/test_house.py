@@ -124,7 +124,7 @@ BUDGET: dict[str, int] = {
     "plugins/full": 170,
     "plugins/swa": 170,
     "plugins/mamba": 330,
-    "plugins/hicache": 2_510,
+    "plugins/hicache": 2_530,
     "plugins/policies": 870,
 }
 """The most lines of a room of the library (0090). A change that needs more says so here, and why in its message."""

@@ -227,6 +227,33 @@ def test_an_answer_that_is_none_never_gets_through(store: Moody, clock: ManualCl
     assert Call(guarded, call).wait() == ("error", "TypeError: Moody answered None")
 
 
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("there are no words")
+
+
+class Nosy:
+    @property
+    def reason(self) -> str:
+        raise RuntimeError("there is no reason")
+
+
+def mute() -> None:
+    raise Mute
+
+
+@pytest.mark.parametrize(("mood", "detail"), [(mute, "Mute"), (lambda: (Nosy(),), "RuntimeError: there is no reason")])
+def test_reads_go_on_when_a_stores_error_or_answer_itself_raises(
+    mood: Callable[[], object], detail: str, store: Moody, clock: ManualClock
+) -> None:
+    guarded = Asked(store, now=clock)
+    store.mood = mood
+    assert guarded.get([key_of(1)]).wait() == (Miss(key_of(1), "error", detail),)
+    store.mood = lambda: None
+    assert guarded.get([key_of(1)]).wait() == (Miss(key_of(1), "absent"),)
+    assert guarded.status().reads_waiting == (0, 0) and guarded.status().stuck == 0
+
+
 def test_a_store_that_hangs_in_closing_holds_up_nobody(store: Moody, clock: ManualClock) -> None:
     guarded = Asked(store, now=clock)
     store.close = lambda: store.let_go.wait(30)  # type: ignore[method-assign,assignment]

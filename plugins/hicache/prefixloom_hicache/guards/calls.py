@@ -135,12 +135,22 @@ class CallQueue:
         for call in lapsed:
             self._end(call, why)
 
-    def _end(self, call: StoreCall, why: Reason | None, detail: str = "", found: Answers | None = None) -> None:
-        """End a call. If it was given up and still runs, it is released when it returns."""
+    def _end(
+        self,
+        call: StoreCall,
+        why: Reason | None,
+        detail: str = "",
+        found: Answers | None = None,
+        faulty: bool = False,
+    ) -> None:
+        """End a call. If it was given up and still runs, it is released when it returns.
+
+        ``faulty``: an answer says that the store failed
+        """
         given_up = call.began and why in ("deadline", "closed")
         well = None
         if call.began and why != "closed":
-            well = why is None and not any(getattr(answer, "reason", "") in FAULTS for answer in found or ())
+            well = why is None and not faulty
         with self._condition:
             calls, size = self.waiting
             self.waiting = calls - 1, size - call.size
@@ -167,14 +177,15 @@ class CallQueue:
         while (call := self._next(mine)) is not None:
             found: Any = None
             why: Reason | None = None
-            detail = ""
-            try:
+            detail, faulty = "", False
+            try:  # all that asks an object of the store stands here: the thread must outlive what such an object raises
                 found = call.run(self._backend)
                 if not isinstance(found, tuple):
                     raise TypeError(f"{type(self._backend).__name__} answered {found!r:.200}")
+                faulty = any(getattr(answer, "reason", "") in FAULTS for answer in found)
             except BaseException as error:
-                why, detail = "error", f"{type(error).__name__}: {error}"
-            self._finish(call, why, detail, found)
+                why, detail = "error", _words(error)
+            self._finish(call, why, detail, found, faulty)
             del call, found  # keep no request and no answer alive while waiting for the next call
 
     def _next(self, mine: threading.Thread) -> StoreCall | None:
@@ -188,7 +199,7 @@ class CallQueue:
             call.began = True
             return call
 
-    def _finish(self, call: StoreCall, why: Reason | None, detail: str, found: Answers | None) -> None:
+    def _finish(self, call: StoreCall, why: Reason | None, detail: str, found: Answers | None, faulty: bool) -> None:
         """End a call that has returned, or only release it if it was given up meanwhile."""
         with self._condition:
             in_time = self._running is call
@@ -199,6 +210,14 @@ class CallQueue:
                 self.late += 1
                 self._ensure_thread()
         if in_time:
-            self._end(call, why, detail, found)
+            self._end(call, why, detail, found, faulty)
         else:
             call.released()
+
+
+def _words(error: BaseException) -> str:
+    """Return an error's type and text, or its type alone if it cannot be put into words."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except BaseException:
+        return type(error).__name__
