@@ -14,6 +14,7 @@ import prefixloom.tiers.host_copies
 from prefixloom import Buffer, Component, Manifest, Path, Point, TierManifest, hookimpl
 from prefixloom.storage import Miss
 from prefixloom.testing.inside.backdoor import put_transfer_stream, tier_lane, tier_lanes
+from prefixloom.tiers.store_writes import PER_CALL
 from prefixloom_hicache import GuardLimits, HostTier, MemoryBackend
 from tests.support.helpers import cache_of, part, settle
 from tests.support.stores import TOKENS, Gated, behind, composed, idle, read_back, restored, stocked, until
@@ -225,6 +226,31 @@ def test_a_write_that_never_comes_back_pins_nothing() -> None:
     store.gate.set()
     idle(cache)
     assert store.status().records == 10
+
+
+def test_all_that_makes_room_is_stored_when_the_store_answers_before_the_next_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = MemoryBackend(capacity=1 << 22)
+    cache, tier = composed(part("path", Path()), store=store, keep="back", host=400, tokens=400)
+    guarded = tier.store
+    assert guarded is not None
+    ask = guarded.ask
+
+    def quick(*given: Any, **named: Any) -> Any:
+        call = ask(*given, **named)
+        for _ in range(5000):
+            if call.over:
+                break
+            time.sleep(0.001)
+        return call
+
+    serve(cache, list(range(320)))
+    monkeypatch.setattr(guarded, "ask", quick)
+    serve(cache, list(range(1000, 1320)))
+    idle(cache)
+    assert store.status().records == 80 > PER_CALL
+    assert cache.stats().tier.refused == 0  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("call", ["exists", "get"])

@@ -162,7 +162,8 @@ class StoreWrites:
             if written:
                 payloads = [content(self.behind.spares, lane.pool, slot) for *_, slot in batch]
                 call = self._ask(lane, cell.node, batch, partial(self._put_of(lane, batch), payloads=payloads))
-                written = not call.over  # else the store did not take it, and would not take the others either
+                # a store that has refused all of these would refuse the others; a quick one may have taken them by now
+                written = not call.over or any(isinstance(answer, Stored) for answer in call.answers or ())
             else:
                 self.refused += len(batch)
 
