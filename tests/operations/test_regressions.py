@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from prefixloom import Chunk, Path, Point, ProtocolError, Reach, Sinks, Window
+from prefixloom import Buffer, Chunk, Codec, Component, Manifest, Path, Point, ProtocolError, Reach, Sinks, Window
+from prefixloom.cache.cache import Cache
+from prefixloom.cache.sequence import Sequence as Running
+from prefixloom.operations.step import Step
 from tests.support.helpers import cache_of, part, run, serve, serve_tightly, settle
 
 TOKENS = list(range(100, 140))
@@ -260,6 +265,47 @@ def test_a_batch_commits_as_a_whole_or_not_at_all() -> None:
     ahead.__exit__(None, None, None)
     one.abort()
     other.abort()
+
+
+def _with_an_open_step(**facts: Any) -> tuple[Cache, Running, Step, Step]:
+    """A cache, a sequence and its step of 8 tokens. While that is open, the sequence gets a page that another one had
+    when a later step, which is open as well, began.
+    """
+    state = Component("state", Manifest([Buffer("data", (4,), "float32")], **facts), Point())
+    cache = cache_of(part("path", Path()), state, tokens=24, slots=16, max_running=3)
+    sequence, another = cache.open(range(100)), cache.open(range(200, 300))
+    sequence.grow(8)
+    another.grow(16)
+    step = cache.step([sequence]).__enter__()
+    step.run_ops()
+    later = cache.step([cache.open(range(300, 400))]).__enter__()
+    later.run_ops()
+    another.abort()
+    sequence.grow(4)
+    return cache, sequence, step, later
+
+
+def test_step_keeps_its_checkpoint_when_its_sequence_has_a_page_of_a_step_that_is_open() -> None:
+    cache, sequence, step, later = _with_an_open_step(checkpoint_every=4)
+    step.__exit__(None, None, None)
+    assert sequence.committed == 8
+    later.__exit__(None, None, None)
+    sequence.grow(1)
+    with cache.step([sequence]) as again:
+        again.run_ops()
+    sequence.close()
+    assert cache.peek(range(9)) == 8
+
+
+@pytest.mark.parametrize("end", ["publish", "close"])
+def test_publication_leaves_a_coded_state_out_when_its_sequence_has_a_page_of_a_step_that_is_open(end: str) -> None:
+    cache, sequence, step, later = _with_an_open_step(stored_as=Codec("int8", 0.1))
+    step.__exit__(None, None, None)
+    getattr(sequence, end)()
+    figures = cache.stats()
+    assert (figures.components["path"].cached, figures.components["state"].cached) == (2, 0)
+    assert figures.skipped_checkpoints == 1
+    later.__exit__(None, None, None)
 
 
 def test_a_state_that_was_only_copied_may_become_the_trees_again() -> None:

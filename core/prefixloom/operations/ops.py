@@ -157,13 +157,16 @@ def _select(
     _run_watched(core, stream, f"select of {lane.name}", lane.live, work, reads, dst)
 
 
-def keep_checkpoints(core: Core, own: Work[Hold], rows: Many[Row], accepted: bool) -> dict[StateLane, Slots]:
-    """Track the states that are due at the end of a step over ``rows``; return the copies to run.
+def keep_checkpoints(
+    core: Core, own: Work[Hold], rows: Many[Row], accepted: bool
+) -> tuple[dict[StateLane, Slots], int]:
+    """Track the states that are due at the end of a step over ``rows``; return the copies to run, and their fence.
 
-    The copies come after what the sequences come after by now, since slots were taken for them. ``own``: the step's
-    work. A running state that is a device's choice (``accepted``) stands for no boundary that is known here.
+    ``own``: the step's work. A running state that is a device's choice (``accepted``) stands for no boundary that is
+    known here.
     """
     copies: dict[StateLane, Slots] = {}
+    fence = 0
     for row in rows:
         running = row.running
         for lane, holding in running.states if running.core is not None else ():
@@ -173,7 +176,8 @@ def keep_checkpoints(core: Core, own: Work[Hold], rows: Many[Row], accepted: boo
             at, source = due
             slot = holding.oldest_track()
             if slot == NO_SLOT:
-                slot = slot_to_keep(core, running, lane, at, own)
+                slot, behind = slot_to_keep(core, running, lane, at, 0, own)
+                fence = max(fence, behind)
             if slot != NO_SLOT:
                 holding.tracks.append(Track(at, slot))
                 src, dst = copies.setdefault(lane, ([], []))
@@ -181,29 +185,32 @@ def keep_checkpoints(core: Core, own: Work[Hold], rows: Many[Row], accepted: boo
                 dst.append(slot)
                 if core.watcher is not None:
                     lane.pool.enter((slot,), Stage.SEALED)
-    return copies
+    return copies, fence
 
 
-def slot_to_keep(core: Core, running: Running, lane: StateLane, boundary: int, own: Work[Hold] | None = None) -> int:
+def slot_to_keep(
+    core: Core, running: Running, lane: StateLane, boundary: int, fence: int, own: Work[Hold] | None = None
+) -> tuple[int, int]:
     """Return a slot to keep the state of ``boundary`` in, or NO_SLOT if it is left out: a checkpoint is optional.
 
-    Without room it is left out, and in a slot that another step may still write whose block is open: nothing can come
-    after that yet.
+    The copy comes after the work up to ``fence``, and up to the fence that is returned. Without room the state is left
+    out, and so it is if a step up to there has an open block: nothing can come after that yet.
     """
     try:
         make_room(core, [(lane, 1)], "checkpoint", who=running)
     except CapacityError:
         core.left_out(lane, running, boundary, "room")
-        return NO_SLOT
+        return NO_SLOT, 0
     slot = lane.pool.take_one()
     flight = core.flight
-    if any(work.event is None for work in flight.unfinished(flight.taken_early, own)):
+    fence = max(fence, flight.taken_early)
+    if any(work.event is None for work in flight.unfinished(fence, own)):
         flight.taken_early = 0
         lane.pool.give_slots([slot])
         core.left_out(lane, running, boundary, "room")
-        return NO_SLOT
+        return NO_SLOT, 0
     running.take_fence(flight)
-    return slot
+    return slot, fence
 
 
 # ---------------------------------------------------------------- plugins' ops

@@ -343,7 +343,7 @@ def _with_room(core: Core, running: Running, giving: Many[Lane], node: Node, end
 def _encode(core: Core, running: Running, lane: StateLane, boundary: int) -> None:
     """Encode the running state into a track, behind the sequence's last step: the tree takes over that."""
     holding = running.held[lane.index]
-    slot = slot_to_keep(core, running, lane, boundary)
+    slot, _ = slot_to_keep(core, running, lane, boundary, running.fence)
     if slot == NO_SLOT:
         return
     try:

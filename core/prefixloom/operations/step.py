@@ -323,8 +323,8 @@ class Step:
         for row in self._rows:
             row.check()
         if core.shape.tracks_checkpoints:
-            copies = keep_checkpoints(core, self._work, self._rows, self._accepted)
-            self._order(stream)
+            copies, fence = keep_checkpoints(core, self._work, self._rows, self._accepted)
+            core.flight.order(self._work, stream, fence, self)
             for lane, (src, dst) in copies.items():
                 run_kind(core, stream, lane, lane.kept, src, dst)
         self._run_plugin_ops(stream, after=True)
