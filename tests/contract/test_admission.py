@@ -13,6 +13,7 @@ import pytest
 
 from prefixloom import (
     AdmissionPolicy,
+    AnchorView,
     CapacityError,
     Claim,
     Component,
@@ -20,6 +21,7 @@ from prefixloom import (
     Path,
     Point,
     StateView,
+    WalkView,
     Window,
     hookimpl,
 )
@@ -325,3 +327,32 @@ def test_a_last_state_that_is_still_being_written_is_taken_back_if_its_step_fail
 
 def failing() -> None:
     raise ArithmeticError("on purpose")
+
+
+class Locks(Component):
+    """It asks for no more than is covered anyway, and remembers where hooks were called."""
+
+    asked: list[tuple[str, int]]
+
+    @hookimpl
+    def acquire_component_lock(self, anchor: AnchorView) -> None:
+        self.asked.append(("acquire", anchor.boundary))
+
+    @hookimpl
+    def commit_insert(self, walk: WalkView) -> None:
+        self.asked.append(("insert", walk.boundary))
+
+
+def test_close_publishes_nothing_when_the_tree_has_every_state() -> None:
+    """The lock of a matched state that nobody had copied yet was never released."""
+    asked, locks = Asked(), part("path", Path(), Locks)
+    cache = cache_of(locks, part("state", Point()), admission=asked.policy)
+    locks.asked = []
+    serve(cache, TOKENS[:16])
+    asked.views, locks.asked = [], []
+    for steps in (0, 1):
+        with cache.open(TOKENS[:16]) as sequence:
+            for _ in range(steps):
+                run(sequence, 0)
+    assert (asked.views, locks.asked) == ([], [("acquire", 16)] * 2)
+    settle(cache)

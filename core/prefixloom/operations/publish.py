@@ -141,7 +141,7 @@ def close(core: Core, running: Running) -> None:
         if upto > running.published:
             for stop in _stops(core, running, upto):
                 _hand_over(core, running, stop, upto)
-        elif upto and core.shape.has_admission:  # a state was refused, maybe, and is the last one now
+        elif upto and core.shape.has_admission and _has_more(core, running):
             _hand_over(core, running, upto, upto)
     except PrefixloomError:
         if running.held:
@@ -151,6 +151,15 @@ def close(core: Core, running: Running) -> None:
         _warn_of_no_state(core, running)
     if running.held:
         give_back(core, running)
+
+
+def _has_more(core: Core, running: Running) -> bool:
+    """Return whether a state can be handed over where all is published: it was refused, maybe, and is the last now."""
+    node = running.node
+    return any(
+        lane.admit is not None and lane.cell(node) is None and lane.donates(holding, node.end)
+        for lane, holding in running.states
+    )
 
 
 def _stops(core: Core, running: Running, upto: int) -> Many[int]:

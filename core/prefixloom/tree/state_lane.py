@@ -224,8 +224,11 @@ class StateLane(Lane[StateCell, StateHolding]):
     def follow(
         self, run: list[Node], holding: StateHolding, cover: StateCell | None, receipt: Receipt | None = None
     ) -> StateCell | None:
-        """Cover a state that was donated until it has been copied: the sequence goes on with the copy."""
-        new = self.acquire(run[-1]) if holding.slot == NO_SLOT else None
+        """Cover a state that was donated until it has been copied: the sequence goes on with the copy.
+
+        If nothing was donated, keep ``cover``, whose state has yet to be copied.
+        """
+        new = self.acquire(run[-1]) if holding.slot == NO_SLOT else cover
         self.line_up(run)
         return new
 
