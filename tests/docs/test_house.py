@@ -111,7 +111,7 @@ MOST_FILES = 14
 """Of one room: more are hard to find one's way in."""
 BUDGET: dict[str, int] = {
     "core/prefixloom/keys": 630,
-    "core/prefixloom/storage": 710,
+    "core/prefixloom/storage": 720,
     "core/prefixloom/contract": 2_010,
     "core/prefixloom/device": 2_740,
     "core/prefixloom/tree": 2_850,

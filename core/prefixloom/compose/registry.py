@@ -26,7 +26,7 @@ from ..contract.hookspecs import API_VERSION, COLD_HOOKS, FIRST_API, PROJECT, Re
 from ..contract.policy import BUILT_IN, EvictionPolicy
 from ..contract.values import ComponentType
 from ..errors import CompositionError
-from ..storage import Backend, BackendType, opened
+from ..storage import Backend, BackendType, opened, shown_url
 from .binding import refuse_order
 
 GROUP = "prefixloom"
@@ -293,9 +293,12 @@ def open_store(name: str, **options: Any) -> Backend:
     ``name`` may be a URL, whose scheme is NAME, such as ``file:/var/cache/prefixes?capacity=20GiB``; all that the store
     needs to know stands in it.
     """
+    if not isinstance(name, str):
+        raise CompositionError(f"a store is named by a text, its name or a URL, got {name!r}")
     scheme, colon, _ = name.partition(":")
     if colon and options:
-        raise CompositionError(f"{name!r} says all of its store, so it takes no {', '.join(options)} beside it")
+        told = ", ".join(options)
+        raise CompositionError(f"{shown_url(name)!r} says all of its store, so it takes no {told} beside it")
     kind = default_registry().storage(scheme)
     return opened(kind, name if colon else "", **options)
 

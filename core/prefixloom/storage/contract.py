@@ -11,9 +11,10 @@ from typing import Any, Literal, Protocol
 
 import attrs
 
-from ..errors import CompositionError
+from ..errors import CompositionError, PrefixloomError
 from .keys import Key
 from .record import Record
+from .url import shown_url, without_passwords
 
 Reason = Literal[
     "absent",  # the store has no record under this key
@@ -134,13 +135,22 @@ class BackendType:
 
 
 def opened(kind: BackendType, url: str = "", /, **options: Any) -> Backend:
-    """Open a store of this kind by a URL or by options. Refuse one that lacks a call of the contract."""
-    if not url:
-        backend = kind.open(**options)
-    elif kind.open_url is not None:
-        backend = kind.open_url(url)
-    else:
+    """Open a store of this kind by a URL or by options. Refuse options that it does not take."""
+    if url and kind.open_url is None:
         raise CompositionError(f"storage {kind.name!r} is not opened by a URL: give its name and its options")
+    try:
+        if url:
+            assert kind.open_url is not None
+            backend = kind.open_url(url)
+        else:
+            backend = kind.open(**options)
+    except PrefixloomError:
+        raise
+    except (TypeError, ValueError) as error:
+        told = shown_url(url) if url else f"the options {', '.join(options) or 'that it has by default'}"
+        raise CompositionError(
+            f"storage {kind.name!r} cannot be opened with {told}: {without_passwords(str(error))}"
+        ) from error
     lacking = [name for name in CALLS if not callable(getattr(backend, name, None))]
     if lacking:
         raise CompositionError(f"storage {kind.name!r} opened a {type(backend).__name__} without {', '.join(lacking)}")

@@ -21,7 +21,7 @@ from prefixloom import (
     TierManifest,
     hookimpl,
 )
-from prefixloom.storage import Backend
+from prefixloom.storage import Backend, shown_url
 
 from .guards import Guarded, GuardLimits
 
@@ -80,6 +80,8 @@ class HostTier:
         """
         if self.store is not None:
             raise StorageError("a store is attached already: detach it first")
+        if isinstance(store, str):
+            raise StorageError(f"attach takes an open store: open_store({shown_url(store)!r})")
         if unknown := self.identity.unknown:
             raise StorageError(
                 f"a store keeps records for other processes, so the tier must say what they belong to; it does not say "

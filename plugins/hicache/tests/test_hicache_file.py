@@ -15,10 +15,10 @@ from pathlib import Path
 import attrs
 import pytest
 
-from prefixloom import CompositionError, PrefixloomError, StorageError, open_store
+from prefixloom import CompositionError, PrefixloomError, StorageError, TierManifest, open_store
 from prefixloom.storage import HEADER_BYTES, Checksum, Miss, Record, Refused
 from prefixloom.testing.laws.storage import ONE, ROOMY, key_of, missed, record_of, same, stored
-from prefixloom_hicache import FileBackend
+from prefixloom_hicache import FileBackend, HostTier
 from prefixloom_hicache.file_store.backend import BLOCK, name_of
 from prefixloom_hicache.file_store.disk import Disk
 from tests.support.processes import python
@@ -51,11 +51,21 @@ def test_a_url_says_all_that_the_store_needs_to_know(tmp_path: Path) -> None:
         (f"{url}?capacity=big", "capacity='big' is no size"),
         ("memory:", "storage 'memory' is not opened by a URL"),
         ("fil:/tmp", "Did you mean 'file'"),
+        ("file:/tmp/a%00b", "cannot be opened with file:/tmp/a%00b: embedded null byte"),
+        ("file", "storage 'file' cannot be opened with the options that it has by default: "),
+        (None, "a store is named by a text, its name or a URL, got None"),
     ):
         with pytest.raises(PrefixloomError, match=re.escape(says)):
-            open_store(wrong)
+            open_store(wrong)  # type: ignore[arg-type]
     with pytest.raises(CompositionError, match="says all of its store, so it takes no capacity beside it"):
         open_store(url, capacity=1 << 20)
+    with pytest.raises(CompositionError, match="'memory' cannot be opened with the options size: "):
+        open_store("memory", size=1 << 20)
+    with pytest.raises(CompositionError, match=re.escape("'redis://me:***@host' says all")):
+        open_store("redis://me:sesame@host", ttl=5)
+    tier = HostTier(TierManifest(capacity=64), identity={"model": "m", "weights": "1"})
+    with pytest.raises(StorageError, match=re.escape("takes an open store: open_store('redis://me:***@host')")):
+        tier.attach("redis://me:sesame@host")  # type: ignore[arg-type]
 
 
 def test_another_process_reads_what_this_one_writes_and_may_not_write(tmp_path: Path) -> None:
@@ -77,7 +87,7 @@ def test_another_process_reads_what_this_one_writes_and_may_not_write(tmp_path: 
 
 FORKING = """
 import os, sys
-from prefixloom_hicache import FileBackend
+from prefixloom_hicache import FileBackend, HostTier
 from prefixloom.testing.laws.storage import record_of
 store = FileBackend(sys.argv[1])
 here, there = os.pipe()
@@ -250,8 +260,8 @@ def test_an_open_directory_is_closed_if_empty_and_refused_if_not(tmp_path: Path)
 
 DENIED = """
 import os, sys
-from prefixloom import CompositionError, PrefixloomError, StorageError, open_store
-from prefixloom_hicache import FileBackend
+from prefixloom import CompositionError, PrefixloomError, StorageError, TierManifest, open_store
+from prefixloom_hicache import FileBackend, HostTier
 os.setuid(int(sys.argv[1]))
 for path in sys.argv[2:]:
     try:
