@@ -9,7 +9,19 @@ from typing import Any
 import attrs
 import pytest
 
-from prefixloom import Cache, Inserted, Path, Point, PrefixloomError, Sequence, Window, compose
+from prefixloom import (
+    BrokenError,
+    Cache,
+    Component,
+    Inserted,
+    Path,
+    Point,
+    PrefixloomError,
+    Sequence,
+    Window,
+    compose,
+    hookimpl,
+)
 from prefixloom.testing.inside.backdoor import tier_lanes
 from prefixloom_hicache import MemoryBackend
 from tests.support.helpers import part
@@ -283,3 +295,29 @@ def test_after_an_error_at_any_line_the_store_has_nothing_wrong(
     assert lines > 1000
     for line in range(1, lines + 1, every):
         struck(line)
+
+
+def test_step_that_a_flush_has_ended_does_not_end_the_work_of_another_step() -> None:
+    """Its block was left after an interrupt was caught in it, and its object lived on."""
+    cache = compose(None, plugins=[part("path", Path(), Interrupted)], page_size=4, capacity=24, debug=True)
+    with cache.open(range(16)) as first:
+        compute(cache, first, [*range(16)], 16)
+    ended = cache.step([cache.open(range(100, 200))]).__enter__()
+    with pytest.raises(KeyboardInterrupt):
+        cache.evict(4)
+    with pytest.raises(BrokenError):
+        ended.__exit__(None, None, None)
+    cache.flush()
+    sequence = cache.open(range(16))
+    sequence.grow(4)
+    with cache.step([sequence]) as step:
+        step.run_ops()
+        del ended
+        cache.poll()
+    assert sequence.committed == 4
+
+
+class Interrupted(Component):
+    @hookimpl
+    def evict_component(self, node: object) -> None:
+        raise KeyboardInterrupt

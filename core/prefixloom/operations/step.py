@@ -280,6 +280,8 @@ class Step:
         """Enqueue what comes after the layers, and commit; if anything of it is refused, the whole step has failed."""
         core, rows, before = self._core, self._rows, self._state
         self._state = DONE
+        if self._work.over or self._work.event is not None:  # a flush has ended it
+            return
         for row in rows:
             row.close()
         stream = self._stream or self._take_stream(None)
