@@ -356,3 +356,15 @@ def test_close_publishes_nothing_when_the_tree_has_every_state() -> None:
                 run(sequence, 0)
     assert (asked.views, locks.asked) == ([], [("acquire", 16)] * 2)
     settle(cache)
+
+
+def test_publication_hands_over_no_checkpoint_that_the_policy_was_not_asked_of() -> None:
+    asked = Asked(lambda view: view.boundary != 4)
+    cache = stateful(asked.policy, checkpoint_every=4)
+    for turn in (100, 200):  # they part at 4, where the tree has no state
+        serve(cache, [*TOKENS[:4], *range(turn, turn + 4)])
+    with cache.open([*TOKENS[:4], *range(300, 312)]) as sequence:
+        run(sequence, 4)
+        run(sequence, 4)
+    assert (held(cache, TOKENS[:4]), held(cache, [*TOKENS[:4], *range(300, 304)])) == (0, 8)
+    settle(cache)

@@ -199,7 +199,8 @@ class StateLane(Lane[StateCell, StateHolding]):
             self._judge_above(node, serves=True)
 
     def _adopt_tracks(self, run: list[Node], holding: StateHolding) -> None:
-        for node in run:
+        asks = self.admit is not None or self.hooks.commit_insert is not None
+        for node in run[-1:] if asks else run:  # whether the tree takes a state was asked of the last alone
             if node.cells[self.index] is None:
                 track = next((track for track in holding.tracks if track.as_of == node.end), None)
                 if track is not None:
