@@ -140,3 +140,21 @@ def test_victims_that_are_copied_down_together_are_of_several_owners() -> None:
             step.run_ops()
         assert kept(cache, "path") == {"a": 4, "b": 12}
     settle(cache)
+
+
+@pytest.mark.parametrize("write", ["through", "back"])
+def test_a_state_whose_lease_ends_after_it_was_passed_is_evicted(write: str) -> None:
+    """It never stood in the queue of an owner: it was covered from the beginning, and is passed when that ends."""
+    tier = HostTier(TierManifest(capacity={"path": 480, "state": 40}, write=write))
+    cache = cache_of(part("path", Path()), part("state", Point()), tier, tokens=96, shares={"b": 3})
+    with cache.open(range(32), namespace="a") as sequence:
+        for length in (16, 24):
+            sequence.grow(length - sequence.committed)
+            with step_of([sequence]) as step:
+                step.run_ops()
+            sequence.publish()
+            if length == 16:
+                lease = cache.lease(cache.match(range(20), namespace="a"))
+        lease.release()
+        assert cache.evict({"state": 8}) == {"state": 1}
+    settle(cache)

@@ -104,6 +104,7 @@ class SharedQueue(_Owned):
         return None if owner is None else self.queues[owner].pop()
 
     def going(self, cell: Link, pages: int) -> None:
+        self._of(cell)  # a state that stood before others alone has no owner here yet
         self._going[cell] = pages
         self.held[self._owners[cell]] -= pages
 
