@@ -120,7 +120,7 @@ BUDGET: dict[str, int] = {
     "core/prefixloom/tiers": 2_600,
     "core/prefixloom/insight": 1_260,
     "core/prefixloom/compose": 2_370,
-    "core/prefixloom/cli": 380,
+    "core/prefixloom/cli": 390,
     "plugins/full": 170,
     "plugins/swa": 170,
     "plugins/mamba": 330,

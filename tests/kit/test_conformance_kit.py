@@ -255,6 +255,7 @@ def test_the_command_tells_which_law_is_broken_and_how(
         (["swa", "--set", "window=0"], "a window must be a whole number of at least 1, got 0"),
         (["swa", "--set", "size=3"], "cannot be made with the options {'size': 3}"),
         (["swa", "--set", "window"], "--set takes OPTION=VALUE, such as --set window=8; got 'window'"),
+        (["swa", "--set", "name=mine"], "--set takes no name: the kit names what it makes"),
     ],
 )
 def test_the_command_refuses_what_it_cannot_test(

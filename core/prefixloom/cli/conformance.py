@@ -83,6 +83,8 @@ def _option(text: str) -> tuple[str, object]:
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
         raise CompositionError(f"--set takes OPTION=VALUE, such as --set window=8; got {text!r}")
+    if name == "name":
+        raise CompositionError("--set takes no name: the kit names what it makes")
     try:
         return name, ast.literal_eval(value)
     except (ValueError, SyntaxError):
