@@ -11,7 +11,7 @@ import pytest
 
 import prefixloom.keys.elements
 import prefixloom.tiers.host_copies
-from prefixloom import Buffer, Component, Manifest, Path, Point, TierManifest, hookimpl
+from prefixloom import Buffer, Component, Manifest, Path, Point, TierManifest, Window, hookimpl
 from prefixloom.storage import Miss
 from prefixloom.testing.inside.backdoor import put_transfer_stream, tier_lane, tier_lanes
 from prefixloom.tiers.store_writes import PER_CALL
@@ -265,6 +265,31 @@ def test_timeout_counts_from_the_beginning(call: str) -> None:
         told = restored(cache, sequence)
         assert time.monotonic() - begun < 0.8
         assert told.ready == 0 and "too slow" in told.why
+
+
+def test_a_fetch_says_that_it_was_too_slow_when_the_time_ends_before_its_last_calls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("prefixloom.tiers.store_reads.SLICE", 1)  # one call at a time
+    store, tokens = MemoryBackend(capacity=1 << 22), list(range(401))
+    near = part("near", Window(400))
+    cache, _ = composed(near, store=store, tokens=800)
+    serve(cache, tokens)
+    idle(cache)
+    cache, tier = composed(part("near", Window(400)), store=store, tokens=800, fetch="timeout")
+    tier.fetch_base = 1e9
+    sequence = cache.open(tokens)
+    told = sequence.restore()
+    until(cache, lambda: any(fetch.reading for fetch in behind(cache).reads.fetches))
+    (fetch,) = behind(cache).reads.fetches
+    for _ in range(5000):
+        if all(call.over for call in fetch.calls):
+            break
+        time.sleep(0.001)
+    fetch._until = 0.0
+    until(cache, lambda: told.over)
+    assert (told.ready, told.why) == (0, "the store was too slow")
+    sequence.abort()
 
 
 def test_a_fetch_must_promise_as_much_as_is_asked_for() -> None:

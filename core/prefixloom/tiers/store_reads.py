@@ -277,6 +277,8 @@ class Fetch:
                 if isinstance(answer, str):
                     self.restored.note(f"{piece.lane.device.name} at {piece.end}: {answer}")
                     return number
+        if len(self.calls) < len(self._batches):  # the time was over before the others were asked for
+            self.restored.note(TOO_SLOW)
         return len(self.calls)
 
     # ------------------------------------------------------------ after all ranks have agreed
