@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import struct
 import subprocess
 import sys
 import threading
@@ -313,3 +314,15 @@ def test_a_rank_that_does_not_answer_is_an_error_and_not_a_wait_without_end(scen
 def test_a_group_must_be_there() -> None:
     with pytest.raises(CompositionError, match="call init_process_group first"):
         GroupConsensus()
+
+
+def test_values_of_another_version_are_a_rank_error_and_no_call_follows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.distributed.get_backend", lambda group: "gloo")
+    monkeypatch.setattr("torch.distributed.get_world_size", lambda group: 2)
+    consensus = GroupConsensus()
+    numbers = struct.pack("<4q", 1, 2, 1, 1 << 40).ljust(1024, b"\0")  # what a version sent that exchanged numbers
+    monkeypatch.setattr(consensus, "_gather", lambda text, size: [text.ljust(size), numbers])
+    for told in ("another rank's values cannot be read: start all ranks with the same version", "come apart before"):
+        with pytest.raises(RankError, match=told):
+            consensus.agree_same({"pages": "16"})

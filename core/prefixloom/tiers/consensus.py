@@ -170,6 +170,9 @@ class GroupConsensus(Consensus):
         except RankError as error:
             self._broken = error
             raise
+        except ValueError as error:
+            self._broken = RankError("another rank's values cannot be read: start all ranks with the same version")
+            raise self._broken from error
         except RuntimeError as error:  # what torch.distributed raises
             seconds = self._timeout.total_seconds()
             self._broken = RankError(
