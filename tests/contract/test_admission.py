@@ -1,4 +1,4 @@
-"""Admission: which states the tree takes, which of a path goes where it has too many, and policies that fail."""
+"""Admission: which states the tree takes, and policies that fail."""
 
 from __future__ import annotations
 
