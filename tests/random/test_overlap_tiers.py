@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-import prefixloom.tiers.host_copies
 from tests.random.overlap_tiers import WRITES, Tiered
 from tests.support.sampling import slow
 
@@ -47,4 +46,3 @@ def test_a_copy_that_leaves_out_its_last_slot_is_seen(
     monkeypatch.setattr(Tiered, "copy", short)
     with pytest.raises(AssertionError, match=r"hold something else|the state at"):
         Tiered("FM", 2, "back", failing=0.0, lame=0.0).run(STEPS)
-    assert prefixloom.tiers.host_copies.copy_between.__module__ == "prefixloom.tiers.host_lane"

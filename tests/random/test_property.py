@@ -45,7 +45,6 @@ def test_random_checkpoints_agree_with_the_sets(name: str) -> None:
 def test_random_operations_agree_with_the_sets_without_debug_mode(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """A cache that keeps no second books has plain pools and plain operations."""
     monkeypatch.setattr("tests.support.setups.DEBUG", False)
-    monkeypatch.setattr("prefixloom.device.tables.LONG", 3)
     assert run(name, "plain", OPERATIONS)["open"] > 5
 
 

@@ -231,7 +231,7 @@ def rows() -> list[Broken]:
         ("a pool of its own", of(OwnPool), WINDOW, "law_the_pool_has_the_shape_of_the_manifest"),
         ("a slot is freed twice", of(FreesTwice), WINDOW, touch),
         ("a hook with an argument of no such name", of(StrangeArgument), WINDOW, "law_hooks_fit_their_specifications"),
-        ("a hook whose name is misspelt", of(Misspelt), WINDOW, "law_hooks_fit_their_specifications"),
+        ("a hook whose name is misspelt", of(Misspelt), WINDOW, "law_a_cache_can_be_composed_of_it"),
         ("a hook that nobody marked", of(Unmarked), WINDOW, "law_hooks_fit_their_specifications"),
         ("an op that looks up late", of(OpBefore), WINDOW, "law_no_schedule_of_steps_goes_wrong"),
         ("an answer of another type", of(AnswersTrue), WINDOW, "law_no_hook_raises"),

@@ -115,7 +115,7 @@ MUTANTS: tuple[Mutant, ...] = (
            "cell = covers[i] = point.acquire(node)", "cell = covers[i] = point.acquire(node)\nif cell is not None:\n    point.release(cell)",
            ("composition", "path and point", "1000")),
     Mutant("a donated state is not covered until it has been copied", "tree/state_lane.py", "StateLane.follow",
-           "self.acquire(run[-1]) if holding.slot == NO_SLOT else None", "None",
+           "self.acquire(run[-1]) if holding.slot == NO_SLOT else cover", "cover",
            ("composition", "path and point", "1000")),
     Mutant("what is carried and not covered cannot go", "tree/partial_lane.py", "PartialLane.adopt",
            "holding.owned = last\nif cell is not None:\n    self._enter_new(cell, end)", "holding.owned = last",

@@ -18,7 +18,7 @@ PITS = ((), ("path",), ("window", "state"))
 def law_every_answer_is_what_the_sets_say(case: ComponentCase) -> None:
     """After any operations, what is cached, kept, refused, evicted and answered equals what the oracle's sets say.
 
-    Clauses: R9, R14, P5, P6, I3, L2, E2, M6, M7, M8.
+    Clauses: R9, R14, P5, P6, I3, L2, E2, M6, M7.
     """
     pits = [Pit(case, beside) for beside in PITS]
     pits.append(Pit(case, ("path",), lent=True))
