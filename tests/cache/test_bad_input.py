@@ -25,6 +25,7 @@ from prefixloom import (
     Window,
     hookimpl,
 )
+from prefixloom.keys.tokens import TOKEN_LIMIT
 from tests.support.helpers import cache_of, finish, held, part, path_cache, run, serve, settle
 from tests.support.names import stable
 
@@ -73,7 +74,7 @@ def test_one_token_is_a_page_where_pages_are_of_one() -> None:
 # ---------------------------------------------------------------- arguments
 
 
-@pytest.mark.parametrize("tokens", [None, "text", 5, [1.5], [-1], [1 << 31], [None], {1: 2}, np.zeros(3), object()])
+@pytest.mark.parametrize("tokens", [None, "text", 5, [1.5], [-1], [TOKEN_LIMIT], [None], {1: 2}, np.zeros(3), object()])
 def test_wrong_tokens_are_refused_everywhere_and_change_nothing(tokens: Any) -> None:
     cache = mixed()
     serve(cache, TOKENS)
