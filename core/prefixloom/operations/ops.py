@@ -52,7 +52,7 @@ class Row:
         self.seen = None if looks is None else looks.begin(running.names.count, self.start, ahead)
 
     def close(self) -> None:
-        """Note that the step is open no more."""
+        """Note that the step of this row has ended."""
         if not self.draft:
             self.running.open_steps -= 1
         if self.seen is not None and self.running.looks is not None:
@@ -71,7 +71,7 @@ class Row:
             commit(core, running, upto)
 
     def check(self) -> None:
-        """Refuse to commit what was computed from where the sequence has not come to, unless it has ended."""
+        """Refuse the commit of a row that was computed from behind what is committed, unless its sequence is closed."""
         running = self.running
         if running.core is None:
             return

@@ -141,7 +141,7 @@ def close(core: Core, running: Running) -> None:
         if upto > running.published:
             for stop in _stops(core, running, upto):
                 _hand_over(core, running, stop, upto)
-        elif upto and core.shape.has_admission and _has_more(core, running):
+        elif upto and core.shape.has_admission and _has_refused_state(core, running):
             _hand_over(core, running, upto, upto)
     except PrefixloomError:
         if running.held:
@@ -153,8 +153,8 @@ def close(core: Core, running: Running) -> None:
         give_back(core, running)
 
 
-def _has_more(core: Core, running: Running) -> bool:
-    """Return whether a state can be handed over where all is published: it was refused, maybe, and is the last now."""
+def _has_refused_state(core: Core, running: Running) -> bool:
+    """Return whether the tree lacks a state that the sequence still has at its published end: it was refused there."""
     node = running.node
     return any(
         lane.admit is not None and lane.cell(node) is None and lane.donates(holding, node.end)
