@@ -90,11 +90,11 @@ def test_memory_that_no_machine_has_is_refused_as_a_composition(memory: str) -> 
 
 
 def test_wrong_shapes_of_a_manifest_and_a_profile_are_refused_with_the_right_way() -> None:
-    with pytest.raises(CompositionError, match="write \\[Buffer"):
+    with pytest.raises(CompositionError, match="a sequence of Buffer values: write \\[Buffer"):
         Manifest(Buffer("k", (1,)))  # type: ignore[arg-type]
     with pytest.raises(CompositionError, match="write \\[2\\]"):
         Buffer("k", 2)  # type: ignore[arg-type]
-    with pytest.raises(CompositionError, match="a profile lists ComponentSpecs"):
+    with pytest.raises(CompositionError, match="must be a sequence of ComponentSpec values"):
         Profile("sink")  # type: ignore[arg-type]
     with pytest.raises(CompositionError, match="named by a Profile"):
         compose(None, plugins="swa", capacity=64)

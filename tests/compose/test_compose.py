@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +18,7 @@ from prefixloom import (
     ComponentType,
     CompositionError,
     EvictionPolicy,
+    Identity,
     Manifest,
     Path,
     Profile,
@@ -25,6 +27,7 @@ from prefixloom import (
     compose,
     hookimpl,
 )
+from prefixloom.compose.model_config import read_facts
 from prefixloom.compose.registry import Registry
 from prefixloom.contract.composition import Composition, Part
 from tests.support.composing import ONE_BYTE, composed, paths, refused, state, windowed
@@ -44,6 +47,37 @@ class Installed:
     @hookimpl
     def prefixloom_component(self) -> ComponentType:
         return self._type
+
+
+# ---------------------------------------------------------------- what is of another type
+
+SMALL = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4}
+WRONG: dict[str, tuple[Callable[[Any], object], Any, str]] = {
+    "registry": (lambda given: compose(None, plugins=[paths()], capacity=64, registry=given), 5, "of type Registry"),
+    "buffers": (Manifest, 5, "the buffers of a manifest must be a sequence"),
+    "buffer": (Manifest, [5], "must be Buffer values, got 5"),
+    "name of a buffer": (lambda given: Buffer(given, (2,)), 5, "a buffer's name must be of type str"),
+    "sharers": (lambda given: Buffer("k", (2,), shared=given), 5, "shared must be of type Mapping"),
+    "tolerance": (lambda given: Codec("int8", given), "x", "tolerance must be of type Real"),
+    "components": (Profile, 5, "the components of a profile must be a sequence"),
+    "kind": (ComponentSpec, 5, "kind must be of type str"),
+    "options": (lambda given: ComponentSpec("full", options=given), 5, "options must be of type Mapping"),
+    "shards": (lambda given: Identity(shards=given), 5, "shards must be of type Mapping"),
+    "layers": (compose, {**SMALL, "num_hidden_layers": 10**12}, "num_hidden_layers is 1000000000000, and 1048576 is"),
+    "path": (compose, "a\0b", "cannot read the model config"),
+    "profile": (compose, "a\0b.toml", "cannot be read: embedded null byte"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_value_of_another_type_is_refused_by_name(name: str) -> None:
+    make, given, told = WRONG[name]
+    with pytest.raises(CompositionError, match=told):
+        make(given)
+
+
+def test_architectures_that_are_no_list_name_no_encoder() -> None:
+    assert read_facts({**SMALL, "architectures": 5}).layers == read_facts(SMALL).layers
 
 
 # ---------------------------------------------------------------- what a composition says

@@ -262,7 +262,7 @@ def test_an_impossible_traffic_is_refused(change: Any, told: str) -> None:
 
 
 def test_what_is_no_traffic_is_refused() -> None:
-    refused("traffic must be a prefixloom.Traffic, got 32", paths(), traffic=32)
+    refused("traffic must be of type Traffic, got 32", paths(), traffic=32)
 
 
 def test_a_traffic_whose_prompts_are_all_shared_still_gets_room() -> None:

@@ -35,7 +35,7 @@ def test_no_two_pairs_of_identity_and_name_are_one_namespace() -> None:
         ({"model": "m", "adapter": "a"}, "no 'adapter': did you mean 'adapters'"),
         ({"modell": "m"}, "did you mean 'model'"),
         ({"model": "m", "colour": "red"}, "no 'colour'$"),
-        ({"model": 7}, "identity's model is a string, got 7"),
+        ({"model": 7}, "model must be of type str, got 7"),
         ("m", "an Identity or a mapping"),
     ],
 )

@@ -112,7 +112,7 @@ MOST_FILES = 14
 BUDGET: dict[str, int] = {
     "core/prefixloom/keys": 630,
     "core/prefixloom/storage": 720,
-    "core/prefixloom/contract": 2_020,
+    "core/prefixloom/contract": 2_030,
     "core/prefixloom/device": 2_740,
     "core/prefixloom/tree": 2_850,
     "core/prefixloom/operations": 3_490,
@@ -124,11 +124,11 @@ BUDGET: dict[str, int] = {
     "plugins/full": 170,
     "plugins/swa": 170,
     "plugins/mamba": 330,
-    "plugins/hicache": 2_530,
+    "plugins/hicache": 2_560,
     "plugins/policies": 870,
 }
 """The most lines of a room of the library (0090). A change that needs more says so here, and why in its message."""
-MOST_ANY = 326
+MOST_ANY = 329
 """Uses of ``Any`` in the library: a type that nobody has found yet."""
 FACES = {"__init__", "__main__", "conformance", "suites", "pytest_plugin", "pytest_suite", "adapter"}
 """Files beside the rooms, which hand names on: they stand above all rooms of their package."""

@@ -20,7 +20,7 @@ import attrs
 
 from ..cache.cache import Cache
 from ..contract.admission import ADMISSIONS, AdmissionPolicy
-from ..contract.checks import whole
+from ..contract.checks import of_type, whole
 from ..contract.composition import Composition, Part, TierPart
 from ..contract.manifest import LAYOUTS, Layout
 from ..contract.policy import BUILT_IN, EvictionPolicy, missing_methods
@@ -99,7 +99,7 @@ def compose(
 
     It raises a CompositionError if the components do not fit together; nothing is allocated then.
     """
-    registry = default_registry() if registry is None else registry
+    registry = default_registry() if registry is None else of_type(registry, Registry, "registry")
     profile = resolve_profile(Profile(()) if model is None else model, registry, serve)
     parts, tier = gather(profile, plugins, registry)
     if layout not in LAYOUTS:
@@ -144,11 +144,8 @@ def compose(
 
 
 def _traffic(traffic: object, max_running: object) -> Traffic | None:
-    if traffic is not None and not isinstance(traffic, Traffic):
-        raise CompositionError(f"traffic must be a prefixloom.Traffic, got {traffic!r}")
-    if max_running is None:
-        return traffic
-    return attrs.evolve(traffic or Traffic(), running=whole(max_running, "max_running"))
+    given = None if traffic is None else of_type(traffic, Traffic, "traffic")
+    return given if max_running is None else attrs.evolve(given or Traffic(), running=whole(max_running, "max_running"))
 
 
 def _with_pool_at_rest(part: Part, slots: object, traffic: Traffic | None, rewind: int) -> Part:

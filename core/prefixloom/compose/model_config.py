@@ -22,6 +22,7 @@ from typing import Any, TypeGuard
 
 import attrs
 
+from ..contract.checks import whole
 from ..contract.manifest import DTYPE_BYTES
 from ..contract.values import LayerFacts, ModelFacts
 from ..errors import CompositionError
@@ -44,6 +45,9 @@ USUAL: Mapping[str, tuple[str, ...]] = {
     "sliding_window": (),
 }
 """Numbers by the names under which a config object answers, whatever its class calls them; and their other names."""
+
+MOST = 1 << 20
+"""The largest of these numbers that is read. A list of more layers than that would take all memory."""
 
 SLIDING = "sliding_attention"
 CHUNKED = "chunked_attention"
@@ -130,15 +134,15 @@ def load_config(source: object) -> dict[str, Any]:
             f"path to a config.json or its folder, a .toml profile or a Profile"
         )
     path = Path(source)
-    path = path / "config.json" if path.is_dir() else path
     try:
+        path = path / "config.json" if path.is_dir() else path
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise CompositionError(
             f"no model config at {str(path)!r}. Nothing is downloaded: pass the folder of a downloaded model, its "
             f"config.json, or a config object"
         ) from error
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CompositionError(f"cannot read the model config {str(path)!r}: {error}") from error
     if not isinstance(config, dict):
         raise CompositionError(f"{str(path)!r} holds {type(config).__name__}, not a model config")
@@ -275,7 +279,7 @@ def _refuse_other_inputs(config: Config, outer: Config, known: Known) -> None:
     later = (
         "attends to later tokens too ({}), so what it remembers of a prefix depends on what follows. Use a causal model"
     )
-    encoder = known.encoder or any("MaskedLM" in str(name) for name in outer.get("architectures") or ())
+    encoder = known.encoder or "MaskedLM" in str(outer.get("architectures"))
     signs = (
         (crossed, "an encoder-decoder model", outer.get("is_encoder_decoder") or known.cross),
         (crossed, "cross-attention", any(config.get(key) for key in CROSSED)),
@@ -295,9 +299,9 @@ def _integer(config: Config, usual: str, default: int | None = None) -> int:
         value = config.get(name)
         if value is None:
             continue
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise CompositionError(f"{named(config)}: {name} must be a whole number of at least 1, got {value!r}")
-        return value
+        if whole(value, f"{named(config)}: {name}") > MOST:
+            raise CompositionError(f"{named(config)}: {name} is {value}, and {MOST} is the most")
+        return int(value)
     if default is None:
         raise CompositionError(
             f"{named(config)} has no {' or '.join(names)}. Pass a complete config, or a Profile. Where transformers is "

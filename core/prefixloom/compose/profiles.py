@@ -175,7 +175,7 @@ def profile_from_toml(path: str | os.PathLike[str], registry: Registry, serve: S
         data: dict[str, Any] = toml.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise CompositionError(f"there is no {where}") from error
-    except (OSError, UnicodeDecodeError, toml.TOMLDecodeError) as error:
+    except (OSError, ValueError) as error:  # of TOML as well
         raise CompositionError(f"{where} cannot be read: {error}") from error
     tables, config = data.get("components", []), data.get("model")
     if not isinstance(tables, list) or not (tables or config) or not all(isinstance(table, dict) for table in tables):

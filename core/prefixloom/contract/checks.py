@@ -1,16 +1,41 @@
-"""Checks of numbers and choices. An error names the argument, what it may be, and what it is."""
+"""Checks of types, numbers and choices. An error names the argument, what it may be, and what it is."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import attrs
 
 from ..errors import CompositionError
 
-Check = Callable[[object, "attrs.Attribute[Any]", Any], None]
+Check = Callable[[object, "attrs.Attribute[Any]", Any], object]
 """A validator of attrs."""
+
+T = TypeVar("T")
+
+
+def of_type(value: object, kind: type[T], what: str) -> T:
+    """Return ``value``, which must be of type ``kind``. ``what``: its name in the error."""
+    if not isinstance(value, kind):
+        raise CompositionError(f"{what} must be of type {kind.__name__}, got {value!r}")
+    return value
+
+
+def items(values: object, kind: type[T], what: str, error: type[Exception] = CompositionError) -> tuple[T, ...]:
+    """Return values of type ``kind`` as a tuple. ``what``: their name in the error."""
+    if isinstance(values, kind | str) or not isinstance(values, Iterable):
+        raise error(f"{what} must be a sequence of {kind.__name__} values: write [{values!r}]")
+    found = tuple(values)
+    for value in found:
+        if not isinstance(value, kind):
+            raise error(f"{what} must be {kind.__name__} values, got {value!r}")
+    return found
+
+
+def typed(kind: type) -> Check:
+    """Return a validator of a field's type."""
+    return lambda instance, field, value: of_type(value, kind, field.name)
 
 
 def whole(value: object, what: str, low: int = 1, unit: str = "", error: type[Exception] = CompositionError) -> int:

@@ -13,19 +13,14 @@ import difflib
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Any
 
 import attrs
 
 from ..errors import CompositionError
+from .checks import typed
 
 MARK = "\0"
 """A namespace that begins with it names its identity; any other is a name that the caller chose."""
-
-
-def _text(instance: object, field: attrs.Attribute[Any], value: object) -> None:
-    if not isinstance(value, str):
-        raise CompositionError(f"an identity's {field.name} is a string, got {value!r}")
 
 
 @attrs.frozen(kw_only=True)
@@ -42,13 +37,13 @@ class Identity:
                    every rank, so it is a part of a record's address, and of no namespace
     """
 
-    model: str = attrs.field(default="", validator=_text)
-    weights: str = attrs.field(default="", validator=_text)
-    adapters: str = attrs.field(default="", validator=_text)
-    precision: str = attrs.field(default="", validator=_text)
-    positions: str = attrs.field(default="", validator=_text)
-    salt: str = attrs.field(default="", validator=_text)
-    shards: Mapping[str, tuple[int, int]] = attrs.field(factory=dict)
+    model: str = attrs.field(default="", validator=typed(str))
+    weights: str = attrs.field(default="", validator=typed(str))
+    adapters: str = attrs.field(default="", validator=typed(str))
+    precision: str = attrs.field(default="", validator=typed(str))
+    positions: str = attrs.field(default="", validator=typed(str))
+    salt: str = attrs.field(default="", validator=typed(str))
+    shards: Mapping[str, tuple[int, int]] = attrs.field(factory=dict, validator=typed(Mapping))
     digest: str = attrs.field(init=False, repr=False, eq=False)
 
     def __attrs_post_init__(self) -> None:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
+from numbers import Real
 from typing import Literal
 
 import attrs
 
 from ..errors import CompositionError
 from .admission import AdmissionPolicy
-from .checks import at_least, one_of
+from .checks import at_least, items, of_type, one_of, typed
 
 Unit = Literal["page", "boundary"]
 
@@ -58,15 +59,11 @@ def _dtype_name(dtype: object) -> str:
 
 # Typed converters: with a bare ``tuple``, strict type checkers would see no type for the argument.
 def _ints(values: Iterable[int]) -> tuple[int, ...]:
-    if not isinstance(values, Iterable):
-        raise CompositionError(f"shape and layers are sequences of whole numbers: write [{values!r}]")
-    return tuple(values)
+    return items(values, int, "shape and layers")
 
 
 def _buffers(values: Iterable[Buffer]) -> tuple[Buffer, ...]:
-    if isinstance(values, Buffer):
-        raise CompositionError("a manifest takes a sequence of buffers: write [Buffer(...)]")
-    return tuple(values)
+    return items(values, Buffer, "the buffers of a manifest")
 
 
 @attrs.frozen
@@ -81,12 +78,14 @@ class Buffer:
     shape: tuple[int, ...] = attrs.field(converter=_ints)
     dtype: str = attrs.field(default="bfloat16", converter=_dtype_name)
     layers: tuple[int, ...] = attrs.field(default=(0,), converter=_ints)
-    shared: Mapping[int, int] = attrs.field(factory=dict, eq=lambda m: tuple(sorted(m.items())))
+    shared: Mapping[int, int] = attrs.field(
+        factory=dict, validator=typed(Mapping), eq=lambda m: tuple(sorted(m.items()))
+    )
 
     def __attrs_post_init__(self) -> None:
-        if not self.name.isidentifier():
+        if not of_type(self.name, str, "a buffer's name").isidentifier():
             raise CompositionError(f"a buffer's name must be an identifier, got {self.name!r}")
-        if any(not isinstance(d, int) or d < 1 for d in self.shape):
+        if any(d < 1 for d in self.shape):
             raise CompositionError(f"buffer {self.name!r}: every extent must be at least 1, got {self.shape}")
         if not self.layers or len(set(self.layers)) != len(self.layers):
             raise CompositionError(f"buffer {self.name!r}: layers must be distinct and at least one, got {self.layers}")
@@ -108,7 +107,7 @@ class Codec:
     """The form in which cached content is stored: its dtype, and the largest error that a round trip may cause."""
 
     dtype: str = attrs.field(converter=_dtype_name)
-    tolerance: float = 0.0
+    tolerance: float = attrs.field(default=0.0, validator=typed(Real))
 
 
 @attrs.frozen

@@ -14,7 +14,7 @@ import attrs
 
 from ..errors import CompositionError
 from ..keys.tokens import Span
-from .checks import at_least, one_of
+from .checks import at_least, items, one_of, typed
 from .manifest import Manifest
 from .reach import Interval, Reach
 
@@ -29,19 +29,11 @@ def _names(values: Iterable[str]) -> frozenset[str]:
 
 
 def _specs(values: Iterable[ComponentSpec]) -> tuple[ComponentSpec, ...]:
-    specs = (values,) if isinstance(values, ComponentSpec | str) else tuple(values)
-    for spec in specs:
-        if not isinstance(spec, ComponentSpec):
-            raise CompositionError(f'a profile lists ComponentSpecs, such as ComponentSpec("sink"); got {spec!r}')
-    return specs
+    return items(values, ComponentSpec, "the components of a profile")
 
 
 def _ops(values: Iterable[Op]) -> tuple[Op, ...]:
-    ops = tuple(values)
-    for op in ops:
-        if not isinstance(op, Op):
-            raise TypeError(f"ops must be Op values, got {op!r}")
-    return ops
+    return items(values, Op, "ops", TypeError)
 
 
 def _intervals(values: Iterable[Interval]) -> tuple[Interval, ...]:
@@ -105,9 +97,9 @@ class ModelFacts:
 class ComponentSpec:
     """One component of a profile: the kind of component, its name, and the options to make it with."""
 
-    kind: str
-    name: str = attrs.field(default="")
-    options: Mapping[str, Any] = attrs.field(factory=dict)
+    kind: str = attrs.field(validator=typed(str))
+    name: str = attrs.field(default="", validator=typed(str))
+    options: Mapping[str, Any] = attrs.field(factory=dict, validator=typed(Mapping))
 
     def __attrs_post_init__(self) -> None:
         if not self.name:

@@ -24,9 +24,10 @@ from prefixloom import (
 from prefixloom.storage import Backend, shown_url
 
 from .guards import Guarded, GuardLimits
+from .guards.breaker import at_least
 
-FETCHES = ("best_effort", "wait", "timeout")
-KEEPS = ("through", "selective", "back")
+CHOICES = {"fetch": ("best_effort", "wait", "timeout"), "keep": ("through", "selective", "back")}
+TYPES = {"manifest": TierManifest, "limits": GuardLimits, "consensus": Consensus}
 
 
 def _identity(given: object) -> Identity:
@@ -54,17 +55,20 @@ class HostTier:
     identity: Identity = attrs.field(factory=Identity, converter=_identity)
     keep: Literal["through", "selective", "back"] = "through"
     fetch: Literal["best_effort", "wait", "timeout"] = attrs.field(default="timeout")
-    fetch_at_least: int = 1
-    fetch_base: float = 0.1
-    fetch_per_page: float = 0.001
+    fetch_at_least: int = attrs.field(default=1, validator=at_least(0))
+    fetch_base: float = attrs.field(default=0.1, validator=at_least(0))
+    fetch_per_page: float = attrs.field(default=0.001, validator=at_least(0))
     limits: GuardLimits = attrs.field(factory=GuardLimits)
     consensus: Consensus = attrs.field(factory=LocalConsensus)
     store: Guarded | None = attrs.field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
-        for name, allowed in (("fetch", FETCHES), ("keep", KEEPS)):
+        for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise CompositionError(f"{name} must be {' or '.join(map(repr, allowed))}, got {getattr(self, name)!r}")
+        for name, kind in TYPES.items():
+            if not isinstance(getattr(self, name), kind):
+                raise CompositionError(f"{name} must be of type {kind.__name__}, got {getattr(self, name)!r}")
 
     @classmethod
     def make(cls, name: str = "host", **options: Any) -> HostTier:

@@ -322,6 +322,18 @@ def test_what_is_no_file_in_a_records_place_is_refused(tmp_path: Path, what: str
             FileBackend(tmp_path / "s", ROOMY, read_only=read_only)
 
 
+@pytest.mark.parametrize("empty", [True, False])
+def test_a_write_removes_an_empty_folder_in_the_place_of_its_record(tmp_path: Path, empty: bool) -> None:
+    store = FileBackend(tmp_path / "s", ROOMY)
+    stored(store, record_of(2))
+    place = tmp_path / "s" / name_of(key_of(1))
+    (place if empty else place / "full").mkdir(parents=True)
+    (found,) = store.put([record_of(1)])
+    assert isinstance(found, Refused) != empty
+    assert place.is_dir() != empty
+    same(store.get([key_of(2)])[0], record_of(2))
+
+
 # ---------------------------------------------------------------- older stores, other sizes
 
 

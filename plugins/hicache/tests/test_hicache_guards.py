@@ -10,9 +10,10 @@ from typing import Any
 import attrs
 import pytest
 
+from prefixloom import CompositionError, Consensus, TierManifest
 from prefixloom.storage import Key, Miss, Record, Refused, Stored
 from prefixloom.testing.laws.storage import key_of, record_of, same
-from prefixloom_hicache import MemoryBackend
+from prefixloom_hicache import HostTier, MemoryBackend
 from prefixloom_hicache.guards import BreakerLimits, Guarded, GuardLimits, StoreCall
 from prefixloom_hicache.guards.breaker import Breaker
 from tests.support.processes import python
@@ -267,7 +268,7 @@ def test_a_process_that_ends_may_still_call_a_store() -> None:
     told = python(
         "import atexit\n"
         "atexit.register(lambda: print(guarded.ask(lambda store: (1,), lambda *why: why).over))\n"
-        "from prefixloom_hicache import MemoryBackend\n"
+        "from prefixloom_hicache import HostTier, MemoryBackend\n"
         "from prefixloom_hicache.guards import Guarded\n"
         "guarded = Guarded(MemoryBackend(1 << 20))\n"
         "guarded.ask(lambda store: store.exists([]), lambda *why: why)\n"
@@ -416,3 +417,24 @@ def test_a_call_lapses_by_the_systems_clock() -> None:
 
 def test_limits_are_plain_values() -> None:
     assert attrs.evolve(GuardLimits(), deadline=1).breaker == BreakerLimits()
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "given"),
+    [
+        (GuardLimits, "deadline", -1),
+        (GuardLimits, "stuck", "x"),
+        (GuardLimits, "backlog_calls", 0.5),
+        (GuardLimits, "breaker", 5),
+        (BreakerLimits, "failures", 0),
+        (BreakerLimits, "pause", float("nan")),
+        (HostTier, "limits", 5),
+        (HostTier, "consensus", Consensus),
+        (HostTier, "fetch_base", "x"),
+        (HostTier, "fetch_at_least", 1.5),
+    ],
+)
+def test_limits_of_another_type_or_range_are_refused_by_name(kind: Any, name: str, given: Any) -> None:
+    manifest = {"manifest": TierManifest(capacity=8)} if kind is HostTier else {}
+    with pytest.raises(CompositionError, match=f"{name} must be .*got"):
+        kind(**manifest, **{name: given})

@@ -352,7 +352,11 @@ class FileBackend:
                 end += len(part)
             if self._disk.stat(file.number).st_size != end:
                 self._disk.cut(file.number, end)
-            self._disk.rename(SPARE, name, self._directory.number)
+            try:
+                self._disk.rename(SPARE, name, self._directory.number)
+            except IsADirectoryError:  # made by another program: an empty one would refuse this record for ever
+                self._disk.remove_folder(name, self._directory.number)
+                self._disk.rename(SPARE, name, self._directory.number)
         except OSError as error:
             if error.errno == errno.ENOENT:  # another program removed the folder: the next write makes it anew
                 self._texts.pop(name.partition("/")[0], None)

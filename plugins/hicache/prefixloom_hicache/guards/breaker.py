@@ -4,13 +4,27 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import attrs
+
+from prefixloom import CompositionError
 
 Now = Callable[[], float]
 """Returns the seconds since a fixed moment. A test decides when time passes."""
 BreakerState = Literal["closed", "open", "half_open"]
+
+
+def at_least(low: float) -> Callable[[object, attrs.Attribute[Any], Any], None]:
+    """Return a validator of a number, which is a whole one if the field's default is."""
+
+    def check(instance: object, field: attrs.Attribute[Any], value: Any) -> None:
+        wanted = (int,) if isinstance(field.default, int) else (int, float)
+        if type(value) not in wanted or not value >= low:  # a NaN is not
+            told = "whole number" if wanted == (int,) else "number"
+            raise CompositionError(f"{field.name} must be a {told} of at least {low}, got {value!r}")
+
+    return check
 
 
 @attrs.frozen
@@ -22,9 +36,9 @@ class BreakerLimits:
     ``longest``   the longest pause in seconds
     """
 
-    failures: int = 5
-    pause: float = 1.0
-    longest: float = 60.0
+    failures: int = attrs.field(default=5, validator=at_least(1))
+    pause: float = attrs.field(default=1.0, validator=at_least(0))
+    longest: float = attrs.field(default=60.0, validator=at_least(0))
 
 
 class Breaker:

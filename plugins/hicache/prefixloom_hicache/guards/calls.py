@@ -13,9 +13,10 @@ from typing import Any
 
 import attrs
 
+from prefixloom import CompositionError
 from prefixloom.storage import FAULTS, Backend, Reason
 
-from .breaker import Breaker, BreakerLimits, Now
+from .breaker import Breaker, BreakerLimits, Now, at_least
 
 Answers = tuple[Any, ...]
 Instead = Callable[[Reason, str], Answers]
@@ -33,11 +34,15 @@ class GuardLimits:
     ``backlog_calls``, ``backlog_bytes``  how much may wait or run at one time; a call that is alone may be larger
     """
 
-    deadline: float = 2.0
-    stuck: int = 2
+    deadline: float = attrs.field(default=2.0, validator=at_least(0))
+    stuck: int = attrs.field(default=2, validator=at_least(0))
     breaker: BreakerLimits = attrs.field(factory=BreakerLimits)
-    backlog_calls: int = 256
-    backlog_bytes: int = 256 << 20
+    backlog_calls: int = attrs.field(default=256, validator=at_least(0))
+    backlog_bytes: int = attrs.field(default=256 << 20, validator=at_least(0))
+
+    def __attrs_post_init__(self) -> None:
+        if not isinstance(self.breaker, BreakerLimits):
+            raise CompositionError(f"breaker must be BreakerLimits, got {self.breaker!r}")
 
 
 class StoreCall:
