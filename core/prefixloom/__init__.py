@@ -38,7 +38,7 @@ from .contract.values import (
     TransferPlan,
     WalkView,
 )
-from .device.kernels_move import move_slots
+from .device.kernels import move_slots
 from .device.streams import Stamp, Stream, ThreadStream, stream_for
 from .device.timeline import Activity, Timeline
 from .errors import (

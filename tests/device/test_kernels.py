@@ -224,13 +224,11 @@ def test_a_slot_that_does_not_exist_is_refused_before_anything_changes(path: str
 
 
 def test_slots_that_are_not_contiguous_are_refused(path: str) -> None:
-    with pytest.raises(InputError, match="a buffer must be contiguous"):
+    with pytest.raises(InputError, match="what a slot has in a layer must be contiguous"):
         copy_slots([noise((4, 2, 6), torch.float32, 1)[:, :, ::2]], [0], [1])
 
 
-def test_on_a_cpu_something_else_may_lie_between_two_slots(path: str) -> None:
-    if "GPU" in path or "triton" in path:
-        pytest.skip("this is for a CPU, where Triton is not used")
+def test_something_else_may_lie_between_two_slots(path: str) -> None:
     whole = noise((2, 20, 6), torch.float32, 1)
     before = whole.clone()
     slots = whole[:, :, 2:5]

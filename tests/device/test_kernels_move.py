@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from prefixloom import InputError
-from prefixloom.device import kernels, kernels_move
-from prefixloom.device.kernels_move import move_slots
+from prefixloom.device import kernels
+from prefixloom.device.kernels import move_slots
 from tests.support.content import Made, bits, noise, on_gpu, pinned
 from tests.support.interpreter import INTERPRETED, pass_interpreted
 
@@ -163,11 +163,11 @@ def test_a_move_and_back_leaves_what_was_there(path: str) -> None:
 
 
 def test_runs_are_where_both_sides_go_on_by_one() -> None:
-    assert kernels_move._runs([1, 2, 3, 5, 6, 8], [4, 5, 6, 7, 9, 10]) == [
+    assert kernels._runs([1, 2, 3, 5, 6, 8], [4, 5, 6, 7, 9, 10]) == [
         (1, 4, 3), (5, 7, 1), (6, 9, 1), (8, 10, 1),
     ]  # fmt: skip
-    assert kernels_move._runs([2, 1, 0, 9], [6, 5, 4, 7]) == [(0, 4, 3), (9, 7, 1)]
-    assert kernels_move._runs([2, 1, 0], [4, 5, 6]) == [(2, 4, 1), (1, 5, 1), (0, 6, 1)]
+    assert kernels._runs([2, 1, 0, 9], [6, 5, 4, 7]) == [(0, 4, 3), (9, 7, 1)]
+    assert kernels._runs([2, 1, 0], [4, 5, 6]) == [(2, 4, 1), (1, 5, 1), (0, 6, 1)]
 
 
 # ---------------------------------------------------------------- what is refused, before anything changes

@@ -113,7 +113,7 @@ BUDGET: dict[str, int] = {
     "core/prefixloom/keys": 630,
     "core/prefixloom/storage": 720,
     "core/prefixloom/contract": 2_030,
-    "core/prefixloom/device": 2_740,
+    "core/prefixloom/device": 2_670,
     "core/prefixloom/tree": 2_850,
     "core/prefixloom/operations": 3_490,
     "core/prefixloom/cache": 980,

@@ -22,9 +22,9 @@ import torch
 from prefixloom import Buffer, Manifest
 from prefixloom.contract.manifest import LAYOUTS, Layout
 from prefixloom.contract.values import Transfer, TransferPlan
-from prefixloom.device import kernels_move
+from prefixloom.device import kernels
 from prefixloom.device.host_pool import HostPool
-from prefixloom.device.kernels_move import move_slots
+from prefixloom.device.kernels import move_slots
 from prefixloom.device.pool import Pool
 from tests.support.content import bits, noise
 
@@ -57,7 +57,7 @@ def two_pools(layout: Layout) -> tuple[Pool, HostPool]:
 
 
 def move(source: Pool, src: Sequence[int], target: Pool, dst: Sequence[int]) -> None:
-    kernels_move.move_slots(list(source.buffers.values()), src, list(target.buffers.values()), dst)
+    kernels.move_slots(list(source.buffers.values()), src, list(target.buffers.values()), dst)
 
 
 def content(pool: Pool, slot: int) -> list[list[int]]:
@@ -115,7 +115,7 @@ def a_copy_moves_the_callers_indices(patch: pytest.MonkeyPatch) -> None:
             if isinstance(numbers, list):
                 numbers[:] = elsewhere(numbers)  # type: ignore[call-overload]
 
-    patch.setattr(kernels_move, "move_slots", moved)
+    patch.setattr(kernels, "move_slots", moved)
 
 
 def a_plan_can_be_changed(patch: pytest.MonkeyPatch) -> None:

@@ -56,7 +56,7 @@ def slices_of(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def record_bytes(cache: Cache) -> int:
-    return max(lane.pool.record_bytes for lane in tier_lanes(cache))  # type: ignore[attr-defined]
+    return max(lane.pool.slot_bytes for lane in tier_lanes(cache))  # type: ignore[attr-defined]
 
 
 # ---------------------------------------------------------------- slices

@@ -12,9 +12,8 @@ import os
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from ..contract.manifest import LAYOUTS, Layout, Manifest
+from ..contract.manifest import Layout, Manifest
 from ..errors import CompositionError, InputError
-from . import layouts
 from .layouts import WHOLE, parts
 from .pool import DebugPool, Pool
 
@@ -38,36 +37,23 @@ class HostPool(Pool):
         pin: bool = False,
         allocate: bool = True,
     ) -> None:
-        if layout not in LAYOUTS:
-            raise CompositionError(f"pool {name!r}: a layout is one of {', '.join(LAYOUTS)}; got {layout!r}")
         self.pin = pin
-        self.record_bytes = manifest.slot_bytes * entries
         self._bytes: dict[str, memoryview] = {}  # the memory of each allocated tensor, by its name
         super().__init__(name, manifest, unit, capacity, entries, "cpu", allocate, layout)
 
     # ------------------------------------------------------------ memory
 
-    @property
-    def _pitch(self) -> int:
-        """Bytes of memory from the start of a slot to the start of the next."""
-        return layouts.slot_bytes(self.layout, self.manifest, self.entries)
-
     def _allocate(self) -> tuple[dict[str, Tensor], list[Tensor]]:
-        size = self._pitch * self.capacity
-        free = available()
+        size, free = self.pitch * self.capacity, available()
         if free is not None and size > free:
             raise CompositionError(
-                f"host pool {self.name!r} of {size / 2**30:.1f} GiB cannot be had: {free / 2**30:.1f} GiB of the "
-                f"host's memory are free. Give it less memory or capacity"
+                f"pool {self.name!r} of {size / 2**30:.1f} GiB cannot be had {self._where()}, of which "
+                f"{free / 2**30:.1f} GiB are free: give it less memory"
             )
-        try:
-            return layouts.allocate(self.layout, self.manifest, self.unit, self.capacity, self.entries, self._zeros)
-        except (RuntimeError, OverflowError, MemoryError) as error:
-            kind = "pinned (which takes CUDA)" if self.pin else "the host's"
-            raise CompositionError(
-                f"host pool {self.name!r}: {size / 2**30:.1f} GiB of {kind} memory cannot be had. Give it less memory "
-                f"or capacity{', or pin=False' if self.pin else ''}"
-            ) from error
+        return super()._allocate()
+
+    def _where(self) -> str:
+        return "in pinned memory (which takes CUDA, or else pin=False)" if self.pin else "in the host's memory"
 
     def _zeros(self, name: str, shape: tuple[int, ...], dtype: str) -> Tensor:
         import torch
@@ -82,9 +68,9 @@ class HostPool(Pool):
     def _pieces(self, slot: int) -> Iterator[tuple[memoryview, int, int]]:
         """Yield the pieces of memory that hold a slot: (memory, its offset in the record, its size)."""
         if slot.__class__ is not int or not 0 <= slot < self.capacity:
-            raise InputError(f"slot {slot} does not exist: there are {self.capacity} in host pool {self.name!r}")
+            raise InputError(f"slot {slot} does not exist: there are {self.capacity} in pool {self.name!r}")
         if self.layout == "page_first":
-            yield self._bytes[WHOLE][slot * self._pitch :][: self.record_bytes], 0, self.record_bytes
+            yield self._bytes[WHOLE][slot * self.pitch :][: self.slot_bytes], 0, self.slot_bytes
             return
         for buffer, start, size in parts(self.manifest, self.entries):
             whole = self._bytes[buffer.name]
@@ -107,10 +93,8 @@ class HostPool(Pool):
 
     def _record(self, content: Buffer) -> memoryview:
         view = memoryview(content).cast("B")
-        if len(view) != self.record_bytes:
-            raise InputError(
-                f"a record of host pool {self.name!r} has {self.record_bytes} bytes, and {len(view)} were given"
-            )
+        if len(view) != self.slot_bytes:
+            raise InputError(f"a record of pool {self.name!r} has {self.slot_bytes} bytes, and {len(view)} were given")
         return view
 
 

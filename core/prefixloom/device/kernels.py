@@ -1,10 +1,13 @@
-"""Kernels: copy, clear and select the content of many slots of many buffers at once.
+"""Kernels: copy, clear and select the content of many slots of many buffers, within a pool or between two.
 
-Tensors have the shape (layers, capacity, ...) and are contiguous, as a pool's buffers are; all are on one device. On a
-CPU, something else may lie between two slots. A slot is an index into the second dimension. On CUDA one launch does all
-buffers of a shape (``kernels_triton``). Elsewhere each slot is copied by a call: an operation copies few slots within a
-pool, a state for each sequence of a step (# 0089). On CUDA nothing is ever read back, so the scheduling thread may call
-these functions with a CUDA stream current. On a CPU the work runs in the thread that calls them.
+Tensors have the shape (layers, capacity, ...), as a pool's buffers do; a slot is an index into the second dimension.
+What one slot has in one layer must be contiguous, and anything may lie between two slots. Copies are bitwise for any
+dtype, and take no temporary that grows with the data.
+
+On CUDA one launch on the current stream does all buffers of a shape (``kernels_triton``), and nothing is read back or
+waited for: the caller keeps the memory until the stream has run the copies. On a CPU the work runs in the thread that
+calls these functions, with a call for each slot or run of slots: an operation copies few slots within a pool, a state
+for each sequence of a step (# 0089).
 
 These functions know no pool, no component and no owner of a slot. Tensors on the meta device have no content: for them
 nothing is done.
@@ -81,6 +84,38 @@ def select_slots(
         copy_slots(tensors, chosen.tolist(), dst)
 
 
+def move_slots(source: Sequence[Tensor], src: Sequence[int], target: Sequence[Tensor], dst: Sequence[int]) -> None:
+    """Copy slots from tensors to others: ``t[:, d] = s[:, p]`` for each pair (p, d) of slots and (s, t) of tensors.
+
+    One side is on CUDA and the other in pinned memory of the host, or both are on a CPU. They share no memory, and no
+    slot is written twice, so the pairs may be copied in any order.
+    """
+    if len(source) != len(target) or len(src) != len(dst):
+        raise InputError(
+            f"what is moved and where to differ in number: {len(source)} and {len(target)} tensors, {len(src)} and "
+            f"{len(dst)} slots"
+        )
+    pairs = [(s, t) for s, t in zip(source, target, strict=True) if not (s.is_meta or t.is_meta)]
+    if not pairs or not len(src):
+        return
+    for pair in pairs:
+        _check_pair(*pair)
+    check_slots([s for s, _ in pairs], src)
+    check_slots([t for _, t in pairs], dst)
+    if len(set(dst)) != len(dst):
+        raise InputError("a slot is to be written twice in one move: which of the two would stay is not said")
+    pairs = [words(*pair) for pair in pairs]
+    device = next((tensor for tensor in pairs[0] if tensor.device.type != "cpu"), pairs[0][0])
+    triton = triton_for(device)
+    if triton is not None:  # one launch for all pairs of a shape, which reads and writes pinned memory in place
+        triton.move(pairs, index_of(src, [device]), index_of(dst, [device]))
+        return
+    runs = _runs(src, dst)
+    for s, t in pairs:
+        for p, d, count in runs:
+            t.narrow(1, d, count).copy_(s.narrow(1, p, count))
+
+
 def _copy_in_waves(
     triton: ModuleType, tensors: list[Tensor], reads: Sequence[Sequence[int]], src: Tensor, dst: Sequence[int]
 ) -> None:
@@ -97,14 +132,33 @@ def _copy_in_waves(
 
 
 def _live(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """Return the tensors that have content; each is checked to be contiguous, on a CPU in each slot."""
-    live = [tensor for tensor in tensors if tensor.device.type != "meta"]
+    """Return the tensors that have content, after a check of how their slots lie."""
+    live = [tensor for tensor in tensors if not tensor.is_meta]
     for tensor in live:
-        if not tensor.is_contiguous() and (tensor.device.type != "cpu" or not tensor[0, 0].is_contiguous()):
-            raise InputError(
-                f"a buffer must be contiguous; its strides are {tensor.stride()} for {tuple(tensor.shape)}"
-            )
+        if not tensor.is_contiguous() and not tensor[0, 0].is_contiguous():
+            raise InputError(f"what a slot has in a layer must be contiguous; strides are {tensor.stride()}")
     return live
+
+
+def _check_pair(source: Tensor, target: Tensor) -> None:
+    """Check that slots of ``source`` can be moved to slots of ``target``."""
+    if source.dtype != target.dtype or source.dim() < 2 or _slot_shape(source) != _slot_shape(target):
+        raise InputError(
+            f"slots of {source.dtype} {_slot_shape(source)} cannot be moved into slots of {target.dtype} "
+            f"{_slot_shape(target)} (layers first)"
+        )
+    both = _live((source, target))
+    if source.untyped_storage().data_ptr() == target.untyped_storage().data_ptr():
+        raise InputError("a move is between two memories: within one, use copy_slots")
+    devices = {tensor.device.type for tensor in both}
+    if devices not in ({"cpu"}, {"cpu", "cuda"}):
+        raise InputError(f"a move is between the host and a device, not from {source.device} to {target.device}")
+    if "cuda" in devices and not all(tensor.is_cuda or tensor.is_pinned() for tensor in both):
+        raise InputError("the host's memory must be pinned: a copy with any other waits for the device")
+
+
+def _slot_shape(tensor: Tensor) -> tuple[int, ...]:
+    return (tensor.shape[0], *tensor.shape[2:])
 
 
 def check_slots(tensors: list[Tensor], *slots: Sequence[int]) -> None:
@@ -128,6 +182,24 @@ def _waves(reads: Sequence[Sequence[int]], dst: Sequence[int]) -> Iterator[tuple
         read.update(sources)
         written.add(d)
     yield low, len(dst)
+
+
+def _runs(src: Sequence[int], dst: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Return runs in which both slots go up by one: (first of ``src``, first of ``dst``, how many).
+
+    They are in the order of ``dst``, whatever the given order: writing in order is faster than reading in order.
+    """
+    found: list[tuple[int, int, int]] = []
+    s = d = count = 0
+    for q, p in sorted(zip(dst, src, strict=True)):
+        if count and p == s + count and q == d + count:
+            count += 1
+            continue
+        if count:
+            found.append((s, d, count))
+        s, d, count = p, q, 1
+    found.append((s, d, count))
+    return found
 
 
 # ---------------------------------------------------------------- on the device

@@ -1,4 +1,4 @@
-"""The kernel for Triton: one launch copies slots of all buffers of a shape. ``kernels`` and ``kernels_move`` call it.
+"""The kernel for Triton: one launch copies slots of all buffers of a shape. ``kernels`` calls it.
 
 The kernel gets the addresses of its buffers in a table on the device. Tensors have the shape (layers, capacity, words),
 of the widest words that divide their addresses and strides. The pairs of slots of a launch are copied in any order; the

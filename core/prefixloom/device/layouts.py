@@ -73,7 +73,7 @@ def from_tensors(
     """Take memory that somebody else has, in place of ``allocate``. CompositionError: it does not fit.
 
     ``tensors`` has for each buffer a tensor (layers, slots, ...), or one (slots, ...) for each layer. There may be more
-    slots than ``capacity``. What one slot has in one layer must be contiguous, and all of a layer if slots are states.
+    slots than ``capacity``. What one slot has in one layer must be contiguous.
     """
     if not isinstance(tensors, Mapping) or {*tensors} != {buffer.name for buffer in manifest.buffers}:
         raise CompositionError(
@@ -84,50 +84,35 @@ def from_tensors(
     blocks = []
     for buffer in manifest.buffers:
         found = tensors[buffer.name]
-        layers = _layers(buffer, found)
-        if len(layers) != len(buffer.layers):
-            raise CompositionError(
-                f"buffer {buffer.name!r} has {len(buffer.layers)} layers, and {len(layers)} were given"
-            )
-        for layer in layers:
-            _fits(buffer, layer, shape(buffer, unit, capacity, entries)[1:], unit, device)
-        buffers[buffer.name] = layers if isinstance(found, Sequence) else found
-        blocks += [layer[None] for layer in layers]
+        for fault in _faults(buffer, found, shape(buffer, unit, capacity, entries), device):
+            raise CompositionError(f"buffer {buffer.name!r} {fault}")
+        buffers[buffer.name] = tuple(found) if isinstance(found, Sequence) else found
+        blocks += layers_of(found)
     return buffers, blocks
 
 
-def _layers(buffer: Buffer, found: Any) -> tuple[Tensor, ...]:
-    """The tensors of a buffer's layers."""
+def _faults(buffer: Buffer, found: Any, wanted: tuple[int, ...], device: str) -> Iterator[str]:
+    """Yield why a tensor, or one for each layer, cannot be the memory of a buffer that has the shape ``wanted``."""
     import torch
 
     is_one = isinstance(found, torch.Tensor) and found.dim() > 0
     if not is_one and not (isinstance(found, Sequence) and all(isinstance(each, torch.Tensor) for each in found)):
-        raise CompositionError(
-            f"buffer {buffer.name!r} takes a tensor (layers, slots, ...), or a list with one for each layer, got a "
-            f"{type(found).__name__}"
-        )
-    return tuple(found)
-
-
-def _fits(buffer: Buffer, layer: Tensor, wanted: tuple[int, ...], unit: str, device: str) -> None:
-    """Check the tensor of one layer."""
-    import torch
-
-    if tuple(layer.shape[1:]) != wanted[1:] or len(layer) < wanted[0] or layer.dtype != getattr(torch, buffer.dtype):
-        raise CompositionError(
-            f"buffer {buffer.name!r} has layers of {buffer.dtype} {wanted}, or more slots, and one of {layer.dtype} "
-            f"{tuple(layer.shape)} was given"
-        )
-    if torch.empty(0, device=device).device != layer.device:
-        raise CompositionError(f"buffer {buffer.name!r} lies on {layer.device}, and the cache on {device}")
-    one = layer if unit == "boundary" and layer.device.type != "cpu" else layer[:1]
-    if not one.is_contiguous() or layer.stride(0) < one[0].numel():
-        raise CompositionError(
-            f"buffer {buffer.name!r}: what a slot has in a layer must be contiguous, and off the CPU all of a layer of "
-            f"states; strides are {layer.stride()}"
-        )
+        yield f"takes a tensor (layers, slots, ...), or a list with one for each layer, got a {type(found).__name__}"
+    if len(found) != wanted[0]:
+        yield f"has {wanted[0]} layers, and {len(found)} were given"
+    for layer in found:
+        fits = layer.dim() > 0 and len(layer) >= wanted[1] and tuple(layer.shape[1:]) == wanted[2:]
+        if not fits or layer.dtype != getattr(torch, buffer.dtype):
+            yield (
+                f"has layers of {buffer.dtype} {wanted[1:]}, or more slots, and one of {layer.dtype} "
+                f"{tuple(layer.shape)} was given"
+            )
+        if torch.empty(0, device=device).device != layer.device:
+            yield f"lies on {layer.device}, and the cache on {device}"
+        if not layer[:1].is_contiguous() or layer.stride(0) < layer[0].numel():
+            yield f"has strides of {layer.stride()}: what a slot has in a layer must be contiguous"
 
 
 def layers_of(buffer: Any) -> list[Tensor]:
-    """The layers of a pool's buffer, each as a tensor (1, capacity, ...)."""
+    """Return the layers of a pool's buffer, each as a tensor (1, capacity, ...)."""
     return [layer[None] for layer in buffer]

@@ -29,6 +29,7 @@ from ..contract.manifest import Layout, Manifest
 from ..errors import CompositionError, InvariantError, ProtocolError
 from . import layouts
 from .handles import Dropped, Handle, call_site, dropped_without_release
+from .kernels import clear_slots, copy_slots, select_slots
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -160,17 +161,21 @@ class Pool:
             self.buffers, self.blocks = self._allocate() if allocate else ({}, [])
 
     def _allocate(self) -> tuple[dict[str, Tensor], list[Tensor]]:
+        """Return buffers and blocks of new memory."""
         with warnings.catch_warnings():
             # torch warns once about missing numpy, at its first use; nothing here needs numpy.
             warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
             try:
                 return layouts.allocate(self.layout, self.manifest, self.unit, self.capacity, self.entries, self._zeros)
             except (RuntimeError, OverflowError, MemoryError) as error:
-                size = layouts.slot_bytes(self.layout, self.manifest, self.entries) * self.capacity
+                size = self.pitch * self.capacity / 2**30
                 raise CompositionError(
-                    f"pool {self.name!r} of {size / 2**30:.1f} GiB cannot be had on device {self.device!r}. Give it "
-                    f"less memory or capacity"
+                    f"pool {self.name!r} of {size:.1f} GiB cannot be had {self._where()}: give it less memory"
                 ) from error
+
+    def _where(self) -> str:
+        """Say where the memory lies, for an error."""
+        return f"on device {self.device!r}"
 
     def _zeros(self, name: str, shape: tuple[int, ...], dtype: str) -> Tensor:
         import torch
@@ -186,6 +191,11 @@ class Pool:
     def slot_bytes(self) -> int:
         """Bytes of one page or state slot."""
         return self.manifest.slot_bytes * self.entries
+
+    @property
+    def pitch(self) -> int:
+        """Bytes of memory from the start of a slot to the start of the next."""
+        return layouts.slot_bytes(self.layout, self.manifest, self.entries)
 
     def take(self, count: int) -> array[int]:
         """Take ``count`` free pages. The caller has checked that there are enough, and becomes their owner.
@@ -335,24 +345,15 @@ class Pool:
     # These touch the content of slots, so they are to be run on a stream. On the meta device there is no content.
     def copy(self, src: Sequence[int], dst: Sequence[int]) -> None:
         """Copy the content of ``src`` slots to ``dst`` slots, in every buffer and layer."""
-        if self.device != "meta":
-            from .kernels import copy_slots
-
-            copy_slots(self.blocks, src, dst)
+        copy_slots(self.blocks, src, dst)
 
     def select(self, choices: Sequence[Sequence[int]], selector: Tensor, dst: Sequence[int]) -> None:
         """Copy the content of slot ``choices[i][selector[i]]`` to slot ``dst[i]``; ``selector`` is on the device."""
-        if self.device != "meta":
-            from .kernels import select_slots
-
-            select_slots(self.blocks, choices, selector, dst)
+        select_slots(self.blocks, choices, selector, dst)
 
     def clear(self, dst: Sequence[int]) -> None:
         """Fill ``dst`` slots with zeros, in every buffer and layer."""
-        if self.device != "meta":
-            from .kernels import clear_slots
-
-            clear_slots(self.blocks, dst)
+        clear_slots(self.blocks, dst)
 
 
 class DebugPool(Pool):

@@ -15,7 +15,7 @@ from typing import Literal, TypeVar
 
 import attrs
 
-from .streams import Event, Stamp, Stream
+from .streams import Event, Stream
 
 MOST = 1 << 16
 """The most activities that a timeline holds. Those that come while it is full are left out and counted."""
@@ -50,26 +50,8 @@ class Activity:
     failed: bool
 
 
-@attrs.define(eq=False)
-class TimedWork:
-    """Work on a stream, between the stamps ``first`` and ``last``."""
-
-    kind: Kind
-    stream: Stream
-    asked: float
-    first: Stamp
-    last: Stamp
-    pages: Mapping[str, int]
-    size: int
-    raised: bool
-
-    def activity(self) -> Activity | None:
-        """None: it is not over."""
-        begun, ended = self.first.seconds, self.last.seconds
-        if begun is None or ended is None:
-            return None
-        failed = self.raised or self.stream.failure(self.first.tick, self.last.tick) is not None
-        return Activity(self.kind, self.stream.name, self.asked, begun, ended, self.pages, self.size, failed)
+Timed = Callable[[], Activity | None]
+"""Returns an activity once it is over, and None until then."""
 
 
 class Timeline:
@@ -83,20 +65,18 @@ class Timeline:
     def __init__(self, most: int, close: Callable[[Timeline], None]) -> None:
         self._close = close
         self._most = most
-        self._held: deque[TimedWork | Activity] = deque()
+        self._held: deque[Timed] = deque()
         self._lock = threading.Lock()  # threads of a store add to it
         self.missing = 0
 
     def take(self) -> list[Activity]:
         """What is over and was not taken yet, in the order of the ends. It never waits."""
         over: list[Activity] = []
-        if not self._held:
-            return over
         for _ in range(len(self._held)):
-            held = self._held.popleft()
-            found = held if isinstance(held, Activity) else held.activity()
+            timed = self._held.popleft()
+            found = timed()
             if found is None:
-                self._held.append(held)
+                self._held.append(timed)
             else:
                 over.append(found)
         return sorted(over, key=lambda activity: activity.ended)
@@ -105,8 +85,8 @@ class Timeline:
         """Time nothing any more. A second close does nothing."""
         self._close(self)
 
-    def add(self, timed: TimedWork | Activity) -> None:
-        """For the cache, and no part of the public interface: this was done, or was enqueued. Any thread may call."""
+    def add(self, timed: Timed) -> None:
+        """Hold an activity. It is for the cache, and no part of the public interface. Any thread may call it."""
         with self._lock:
             if len(self._held) >= self._most:
                 self.missing += 1
@@ -122,17 +102,26 @@ class Timekeeper:
 
     @contextmanager
     def timed(self, kind: Kind, stream: Stream, pages: Mapping[str, int] = NOTHING, size: int = 0) -> Iterator[None]:
-        """What the block enqueues on ``stream`` is one activity. If the block raises, that failed."""
+        """Time what the block enqueues on ``stream``, as one activity. It failed if the block raises."""
         asked = time.perf_counter()
         first, raised = stream.stamp(), True
         try:
             yield
             raised = False
         finally:
-            self._add(TimedWork(kind, stream, asked, first, stream.stamp(), pages, size, raised))
+            last = stream.stamp()
+
+            def activity() -> Activity | None:
+                begun, ended = first.seconds, last.seconds
+                if begun is None or ended is None:
+                    return None
+                failed = raised or stream.failure(first.tick, last.tick) is not None
+                return Activity(kind, stream.name, asked, begun, ended, pages, size, failed)
+
+            self._add(activity)
 
     def call(self, kind: Kind, work: Callable[[T], R], pages: Mapping[str, int], size: int) -> Callable[[T], R]:
-        """A function that does ``work`` on a thread of a store, as one activity. If it never runs, there is none."""
+        """Return a function that does ``work`` on a store's thread, as one activity; if it never runs, none."""
         asked = time.perf_counter()
 
         def run(store: T) -> R:
@@ -142,11 +131,12 @@ class Timekeeper:
                 failed = False
                 return found
             finally:
-                self._add(Activity(kind, "store", asked, begun, time.perf_counter(), pages, size, failed))
+                done = Activity(kind, "store", asked, begun, time.perf_counter(), pages, size, failed)
+                self._add(lambda: done)
 
         return run
 
-    def _add(self, timed: TimedWork | Activity) -> None:
+    def _add(self, timed: Timed) -> None:
         for timeline in self.timelines:
             timeline.add(timed)
 

@@ -22,7 +22,7 @@ from ..contract.composition import TierPart
 from ..contract.values import Outcome, TransferPlan
 from ..device.flight import Work
 from ..device.host_pool import in_one_piece
-from ..device.kernels_move import move_slots
+from ..device.kernels import move_slots
 from ..device.layouts import layers_of
 from ..device.pool import Pool, Stage
 from ..device.streams import Stream, ThreadStream, enqueue

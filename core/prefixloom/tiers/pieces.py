@@ -132,7 +132,7 @@ class Piece:
 
     @property
     def size(self) -> int:
-        return self.lane.pool.record_bytes
+        return self.lane.pool.slot_bytes
 
 
 def total(pieces: Many[Piece]) -> int:

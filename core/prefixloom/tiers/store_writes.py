@@ -262,7 +262,7 @@ class StoreWrites:
 
 def content(spares: Spares, pool: HostPool, slot: int) -> memoryview:
     """Copy the content of a host slot into a spare buffer."""
-    payload = spares.take(pool.record_bytes)
+    payload = spares.take(pool.slot_bytes)
     pool.read_into(slot, payload)
     return memoryview(payload)
 
