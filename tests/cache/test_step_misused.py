@@ -72,6 +72,49 @@ def test_tokens_that_are_taken_back_inside_of_a_step_are_not_committed_by_it_und
     settle(cache)
 
 
+def test_tokens_that_are_taken_back_inside_of_a_step_are_not_committed_by_it_when_another_step_computes_them() -> None:
+    """The end of the first step committed what the second was about to compute, and that was published unwritten."""
+    cache = cache_of(part("path", Path()))
+    sequence = cache.open(TOKENS[:8])
+    sequence.grow(8)
+    first = cache.step([sequence])
+    with first:
+        first.run_ops()
+        sequence.rewind(4)
+        sequence.append([7, 7, 7, 7])
+        sequence.grow(4)
+        second = cache.step([sequence]).__enter__()
+        second.run_ops()
+    assert (sequence.committed, sequence.publish()) == (4, 4)
+    second.__exit__(None, None, None)
+    assert (sequence.committed, sequence.publish()) == (8, 8)
+    sequence.close()
+    settle(cache)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_step_whose_op_failed_commits_nothing_when_the_caller_goes_on(late: bool) -> None:
+    """The error of ``run_ops`` was caught, and the end of the block committed what had been computed without the op."""
+    mine = part("state", Point(), kind=Adds)
+    assert isinstance(mine, Adds)
+    cache = cache_of(part("path", Path()), mine)
+    sequence = cache.open(TOKENS)
+    if late:
+        run(sequence, 4)
+    sequence.grow(4)
+    committed = sequence.committed
+    mine.answer = (Op("fails", "state", dst=(0,), sequence=0),)
+    refused = pytest.raises(ProtocolError, match="ops that were not run")
+    with refused, cache.step([sequence]) as step, pytest.raises(PluginError, match="run_forward_op raised"):
+        step.run_ops()
+    assert (sequence.committed, sequence.publish()) == (committed, committed)
+    mine.answer = ()
+    with pytest.raises(ProtocolError, match="may have written half a state"):
+        run(sequence, 0)
+    sequence.close()
+    settle(cache)
+
+
 def test_a_state_is_not_taken_back_while_an_open_step_brings_it_further() -> None:
     """The step's end took it for the state of where the sequence was rewound to."""
     cache = cache_of(part("state", Point(), max_rewind=4), max_rewind=4)
@@ -134,6 +177,10 @@ class Adds(Component):
     @hookimpl
     def deferred_forward_ops(self, batch: Any) -> Any:
         return self.answer
+
+    @hookimpl
+    def run_forward_op(self, op: Op, stream: Any) -> None:
+        raise LookupError
 
     @hookimpl
     def evict_component(self, node: Any) -> Claim | None:

@@ -380,7 +380,7 @@ MUTANTS: tuple[Mutant, ...] = (
            "self._merge(cell, mine, holding)", "self._merge(cell, mine, holding) if node is run[-1] else None",
            ("law", "law_every_answer_is_what_the_sets_say", "window")),
     Mutant("a failed step commits", "operations/step.py", "Step._end",
-           "failed is None and well and (not (refused and self.role == 'draft'))", "True",
+           "well and failed is None and (not unordered)", "True",
            ("composition", "path and window", "1000")),
     Mutant("a publication asks twice", "operations/publish.py", "_hand_over",
            "not _is_refused(core, running, lane, upto, end)", "not (_is_refused(core, running, lane, upto, end) or _is_refused(core, running, lane, upto, end))",

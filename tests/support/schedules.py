@@ -295,8 +295,8 @@ class Layers:
             (
                 k,
                 runner,
-                runner.sequence.committed if self.draft else step.begun[k][1],
-                runner.sequence.reserved if self.draft else step.begun[k][2],
+                runner.sequence.committed if self.draft else step._rows[k].start,
+                runner.sequence.reserved if self.draft else step._rows[k].end,
                 runner.sequence.running,
             )
             for k, runner in enumerate(runners)

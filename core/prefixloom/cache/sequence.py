@@ -182,7 +182,7 @@ class Sequence(Handle):
         """
         core, running = self._core, self._entered()
         with core:
-            if running.reserved != running.ready or running.open_steps:
+            if running.reserved != running.ready or running.steps:
                 raise ProtocolError(f"{self!r} has been used already: restore comes first")
             if core.below is None:
                 return Restored(running.ready, running.ready)
@@ -233,7 +233,7 @@ class Sequence(Handle):
         """
         core, running = self._core, self._entered()
         with core:
-            if running.open_steps or running.lost or running.claimed_ops or "deferred_forward_ops" in core.shape.hooks:
+            if running.steps or running.lost or running.claimed_ops or "deferred_forward_ops" in core.shape.hooks:
                 check_alone(core, running)
             fill_alone(core, running, stream)
 

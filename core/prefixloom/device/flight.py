@@ -51,6 +51,7 @@ class Work(Generic[F]):
     ``followers``  the sequences or leases whose work it is
     ``gates``      of a load by groups of layers: (the last layer of a group, the event after its copies), in order
     ``since``      the tick of the stream when the work began
+    ``after``      what is enqueued comes after all work up to this number
     """
 
     number: int
@@ -64,6 +65,7 @@ class Work(Generic[F]):
     gates: Many[tuple[int, Event]] = ()
     name: str = ""
     since: int = 0
+    after: int = 0
 
     def failures(self) -> list[tuple[Many[F], BaseException]]:
         """Of work whose event is done: whose parts failed, and with which error. Any thread may ask."""
@@ -126,6 +128,8 @@ class Flight(Fence, Generic[F]):
 
         With ``gates``, it waits for a load by groups of layers gate by gate.
         """
+        if fence <= own.after:
+            return
         for work in self.unfinished(fence, own):
             if work.event is None:
                 raise ProtocolError(f"{who!r} comes after step {work.number}, whose block is open: end that first")
@@ -133,6 +137,7 @@ class Flight(Fence, Generic[F]):
                 gates.add(work)
             elif work.stream is not stream:
                 wait_for(stream, work.event, self.times)
+        own.after = fence
 
     def end(self, work: Work[F], stream: Stream, followers: Many[F], who: object) -> None:
         """Note that all of ``work`` has been enqueued, by ``who`` for ``followers``."""

@@ -19,12 +19,10 @@ from ..device.race import Race
 from ..device.streams import Stream
 from ..errors import InvariantError, ProtocolError
 from ..keys.elements import extra_numbers
-from ..operations.state import Core, Hold, Running
+from ..operations.state import Core, Hold, Row, Running
 from ..tree.lane import Lane
 from ..tree.partial_lane import PartialLane
 from ..tree.radix import Node, descendants, path_up, root_of
-
-Rows = Many[tuple[Running, int, int]]
 
 Owned = tuple[Many[int], Node | Hold]
 """Slots and who owns them."""
@@ -35,9 +33,8 @@ class WatchedStep:
     and those of the latter that had content before.
     """
 
-    def __init__(self, role: str, rows: Rows) -> None:
-        self.role = role
-        self.rows = tuple(rows)
+    def __init__(self, rows: Many[Row]) -> None:
+        self.rows = rows
         self.touched: list[tuple[Pool, list[int], list[int], set[int]]] = []
 
 
@@ -93,9 +90,9 @@ class Debug:
             if stage in (Stage.FREE, Stage.PUBLISHED):
                 raise InvariantError(f"{what} writes slot {slot} of pool {pool.name!r}, which is {stage.name}")
 
-    def step_begun(self, role: str, rows: Rows) -> WatchedStep:
+    def step_begun(self, rows: Many[Row]) -> WatchedStep:
         """Record the begin of a step: the slots that its layers write are being written from now on."""
-        step = WatchedStep(role, rows)
+        step = WatchedStep(rows)
         step.touched = [self._touched(step, lane) for lane in self._core.shape.lanes]
         return step
 
@@ -108,20 +105,20 @@ class Debug:
     def _touched(self, step: WatchedStep, lane: Lane) -> tuple[Pool, list[int], list[int], set[int]]:
         reads: list[int] = []
         writes: list[int] = []
-        drafts, looks = step.role == "draft", lane.part.manifest.lookahead
-        for running, start, end in step.rows:
+        looks = lane.part.manifest.lookahead
+        for row in step.rows:
+            running, start, end = row.running, row.start, row.end
             if running.core is None:
                 continue
-            if drafts:
+            if row.draft:
                 start, end = running.committed, running.reserved
             if looks:  # what waited for a token that is named by now is written again
                 start = min(start, running.complete)
             holding = running.held[lane.index]
-            lane.touches(holding, start, end, reads, writes)
-            if drafts and lane.unit == "boundary" and holding.slot >= 0:
+            written = [] if row.draft and not looks else writes  # a draft model writes its own
+            lane.touches(holding, start, end, reads, written)
+            if row.draft and lane.unit == "boundary" and holding.slot >= 0:
                 reads.append(holding.slot)
-        if drafts and not looks:
-            writes = []  # a draft model reads what the target wrote, and writes its own
         sealed = {slot for slot in writes if lane.live.stage_of(slot) == Stage.SEALED}
         lane.live.enter(writes, Stage.WRITING)
         return lane.live, reads, writes, sealed
@@ -259,7 +256,7 @@ class Debug:
         """Check that a step which is open no more is forgotten."""
         if not any(work.event is None for work in self._core.flight.works):
             for running in self._core.live:
-                if running.open_steps or (running.looks is not None and running.looks.open):
+                if running.steps or (running.looks is not None and running.looks.open):
                     raise InvariantError(f"{_named(running)} is in a step, and none is open")
 
 

@@ -1,4 +1,4 @@
-"""Ops: what a step computes row by row, and what runs on streams beside the layers. Each op runs exactly once.
+"""Ops: what runs on streams beside the layers of a step. Each op runs exactly once.
 
 Before the layers run the fills of running states and the plugins' own ops; after them the copies that keep checkpoints.
 What ops do with content is the lanes' and the pools' business. In debug mode the race detector hears of each.
@@ -19,13 +19,11 @@ from ..device.flight import Work
 from ..device.kernels import index_of
 from ..device.pool import ABSENT, NO_SLOT, PageSpan, Pool, Stage
 from ..device.streams import Stream, enqueue
-from ..errors import CapacityError, PluginError, PrefixloomError, ProtocolError
-from ..keys.lookahead import Seen
+from ..errors import CapacityError, PluginError, PrefixloomError
 from ..tree.holdings import StateHolding, Track
 from ..tree.state_lane import StateLane
-from .retain import commit
 from .room import make_room
-from .state import CLEAR, Core, Hold, Running
+from .state import CLEAR, Core, Hold, Row, Running
 
 if TYPE_CHECKING:
     import torch
@@ -34,53 +32,8 @@ Slots = tuple[list[int], list[int]]
 """Sources and targets of one op."""
 Batch = tuple[tuple[StateLane, str], Slots]
 """(lane, kind), and the slots of fills that run as one op."""
-
-
-class Row:
-    """One sequence of an open step, whose layers compute [start, end). ``seen``: which tokens they have."""
-
-    __slots__ = ("draft", "end", "running", "seen", "start")
-
-    seen: Seen | None
-    """None where no component looks ahead."""
-
-    def __init__(self, running: Running, draft: bool, ahead: int) -> None:
-        self.running = running
-        self.draft = draft
-        self.start, self.end = (running.committed, running.reserved) if draft else running.begin_step()
-        looks = running.looks
-        self.seen = None if looks is None else looks.begin(running.names.count, self.start, ahead)
-
-    def close(self) -> None:
-        """Note that the step of this row has ended."""
-        if not self.draft:
-            self.running.open_steps -= 1
-        if self.seen is not None and self.running.looks is not None:
-            self.running.looks.end(self.seen)
-
-    def commit(self, core: Core) -> None:
-        """Commit what the layers compute, except what was taken back since. A draft step only caught up."""
-        running, looks = self.running, self.running.looks
-        if self.draft:
-            if looks is not None and self.seen is not None:
-                looks.caught_up(self.seen)
-        elif running.core is not None:
-            upto = max(running.committed, min(self.end, running.planned))
-            if looks is not None and self.seen is not None:
-                looks.computed(self.seen, upto, running.names.count)
-            commit(core, running, upto)
-
-    def check(self) -> None:
-        """Refuse the commit of a row that was computed from behind what is committed, unless its sequence is closed."""
-        running = self.running
-        if running.core is None:
-            return
-        if running.committed < self.start:
-            raise ProtocolError(
-                f"{running!r}: this step computed from {self.start} on, and the step before it failed or has not ended"
-            )
-        if running.fills or running.lost:
-            running.check_states()
+PluginOp = tuple[Running | None, Op]
+"""An op of a plugin, with its sequence. A claimed one names none; of one that is added and names none there is None."""
 
 
 # ---------------------------------------------------------------- fills
@@ -216,10 +169,10 @@ def slot_to_keep(
 # ---------------------------------------------------------------- plugins' ops
 
 
-def deferred_ops(core: Core, sequences: Many[Running]) -> list[Op]:
-    """Return the ops that plugins add to a step over ``sequences``."""
-    ops: list[Op] = []
-    for lane in core.shape.lanes:
+def plugin_ops(core: Core, sequences: Many[Running]) -> list[PluginOp]:
+    """Return the ops that plugins have claimed for ``sequences``, and those that they add to a step over these."""
+    found: list[PluginOp] = [(running, op) for running in sequences for op in running.claimed_ops]
+    for lane in core.shape.lanes if "deferred_forward_ops" in core.shape.hooks else ():
         hook = lane.hooks.deferred_forward_ops
         if hook is not None:
             batch = tuple(
@@ -230,8 +183,30 @@ def deferred_ops(core: Core, sequences: Many[Running]) -> list[Op]:
                 for each in sequences
             )  # fmt: skip
             more = core.plugins.ask(lane, "deferred_forward_ops", tuple, hook, batch) or ()
-            ops.extend(core.plugins.check_ops(lane, "deferred_forward_ops", more, len(batch)))
-    return ops
+            for op in core.plugins.check_ops(lane, "deferred_forward_ops", more, len(batch)):
+                found.append((None if op.sequence is None else sequences[op.sequence], op))
+    return found
+
+
+def due(ops: Iterable[PluginOp], after: bool) -> list[PluginOp]:
+    """Return those of ``ops`` that have to run before the layers, or ``after`` them. A claimed op runs once in all."""
+    return [
+        (running, op)
+        for running, op in ops
+        if op.after == after
+        and (running is None or (running.core is not None and (op.sequence is not None or op in running.claimed_ops)))
+    ]
+
+
+def run_due(core: Core, stream: Stream, ops: Iterable[PluginOp], after: bool) -> None:
+    """Run those of ``ops`` that are ``due``."""
+    for running, op in due(ops, after):
+        with_slots = in_slots(core, running, op)  # only now, since what the sequence owns may have changed
+        if running is not None and op.sequence is None:
+            left = list(running.claimed_ops)
+            left.remove(op)
+            running.claimed_ops = left
+        run_op(core, with_slots, stream)
 
 
 def in_slots(core: Core, running: Running | None, op: Op) -> Op:

@@ -118,7 +118,7 @@ def nodes_for(core: Core, running: Running, upto: int) -> list[Node]:
 
 def publish(core: Core, running: Running, upto: int) -> None:
     """Hand [published, upto), which is named and complete, to the tree. The sequence runs on."""
-    if running.open_steps:
+    if running.steps:
         running.hold_states_back()
     for stop in _stops(core, running, upto):
         _hand_over(core, running, stop, RUNS_ON)
@@ -131,7 +131,7 @@ def publish(core: Core, running: Running, upto: int) -> None:
 
 def close(core: Core, running: Running) -> None:
     """Hand [published, publishable) to the tree, and give everything else back. The sequence ends."""
-    if running.open_steps:
+    if running.steps:
         running.hold_states_back()
     if core.flight.alone:
         core.flight.end_alone(running)

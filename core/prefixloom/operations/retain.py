@@ -10,14 +10,20 @@ from typing import Any
 
 from ..device.pool import NO_SLOT
 from ..errors import InputError, ProtocolError
+from ..keys.lookahead import Seen
 from ..tree.partial_lane import PartialLane
 from .lease import release_part
-from .state import Core, Running
+from .state import Core, Row, Running
 
 
-def commit(core: Core, running: Running, upto: int) -> None:
-    """Note that what is computed reaches to ``upto``, and that the running states stand for that."""
+def commit(core: Core, running: Running, upto: int, seen: Seen | None = None) -> None:
+    """Note that what is computed reaches to ``upto``, and that the running states stand for that.
+
+    ``seen``: which tokens the layers of a step have. Without it they were computed outside of steps.
+    """
     running.committed = upto
+    if running.looks is not None:
+        running.looks.computed(seen or running.looks.alone, upto, running.names.count)
     shape = core.shape
     held = running.held
     for lane in shape.state_lanes:
@@ -26,6 +32,16 @@ def commit(core: Core, running: Running, upto: int) -> None:
         floor = floor_of(core, running)
         for partial in shape.partial_lanes:
             _give_up_below(core, running, partial, floor)
+
+
+def commit_row(core: Core, row: Row) -> None:
+    """Commit what a step computes of a sequence, except what was taken back since. A draft step only catches up."""
+    running, looks = row.running, row.running.looks
+    if row.draft:
+        if looks is not None and row.seen is not None:
+            looks.caught_up(row.seen)
+    elif running.core is not None:
+        commit(core, running, max(running.committed, row.end), row.seen)
 
 
 def commit_alone(core: Core, running: Running, upto: int | None) -> None:
@@ -46,8 +62,6 @@ def commit_alone(core: Core, running: Running, upto: int | None) -> None:
     if core.shape.max_rewind and upto > running.committed:  # what a device chose in an earlier step is past
         for _, holding in running.states:
             holding.accepted = False
-    if running.looks is not None:
-        running.looks.computed(running.looks.alone, upto, running.names.count)
     commit(core, running, upto)
 
 
@@ -125,7 +139,8 @@ def rewind(core: Core, running: Running, count: int) -> None:
         running.high = max(running.committed, running.high)
     running.reserved = length
     running.committed = min(running.committed, length)
-    running.planned = min(running.planned, length)
+    for row in running.steps:
+        row.end = min(row.end, length)
     for lane, holding in running.paged:
         lane.rewind(holding, length)
     for point, holding in running.states:
@@ -166,12 +181,12 @@ def _checked_length(core: Core, running: Running, count: int) -> int:
             f"{running!r} cannot rewind {back} committed tokens: component {limit[0]!r} allows {limit[1]}"
         )
     for lane, holding in running.states:
-        if running.open_steps and length < running.planned:
+        if running.steps and length < running.steps[-1].end:
             raise ProtocolError(
-                f"{running!r} cannot rewind to {length}: an open step computes up to {running.planned}, and so "
+                f"{running!r} cannot rewind to {length}: an open step computes up to {running.steps[-1].end}, and so "
                 f"does the state of component {lane.name!r}. End the step first"
             )
-        if count and not (holding.ready or running.open_steps or running.lost) and not _has_fill(running, holding):
+        if count and not (holding.ready or running.steps or running.lost) and not _has_fill(running, holding):
             raise ProtocolError(
                 f"{running!r} cannot rewind to {length}: since fill, layers may have written the state of component "
                 f"{lane.name!r}. Commit first"

@@ -288,8 +288,7 @@ class Running(Hold):
 
     __slots__ = (
         "_core", "branch", "claimed_ops", "committed", "fills", "held", "high", "looks", "lost", "match", "names",
-        "namespace", "open_steps", "planned", "priority", "published", "reached", "ready", "reserved", "row",
-        "until",
+        "namespace", "priority", "published", "reached", "ready", "reserved", "row", "steps", "until",
     )  # fmt: skip
 
     held: list[Any]
@@ -305,10 +304,10 @@ class Running(Hold):
     """How far its content is complete; None where no component looks ahead: then all that is committed is."""
     lost: bool
     """A step that failed may have written half of its running states."""
-    planned: int
-    """Where the steps end that are open, of which there are ``open_steps``."""
     row: int
     """Its row in the page tables that kernels read; -1: none yet."""
+    steps: list[Row]
+    """Its rows of the target steps whose blocks are open. Each begins where the one before ends."""
     until: float
     """When nobody wants any more what it used and left."""
 
@@ -321,7 +320,7 @@ class Running(Hold):
         self.held = held
         self.row = -1
         self.names = NamedTokens(core.keys, match.tokens, match.key)
-        self.planned = self.open_steps = 0
+        self.steps = []
         self.lost = False
         self.reached = match.reached
         self.fills = fills
@@ -378,19 +377,7 @@ class Running(Hold):
         upto = min(self.names.count - shape.lookahead, self.complete)
         return max(self.published, upto - upto % shape.page)
 
-    # ------------------------------------------------------------ steps
-    def begin_step(self) -> tuple[int, int]:
-        """A target step begins: from where, and up to where, it computes. Open steps go on from one another."""
-        start, end = self.committed, self.reserved
-        if self.open_steps and self.planned > start:
-            start = self.planned
-        self.open_steps += 1
-        self.planned = end
-        if self._core.shape.max_rewind:  # what a device chose in an earlier step is past
-            for _, holding in self.states:
-                holding.accepted = False
-        return start, end
-
+    # ------------------------------------------------------------ what becomes of it
     def resume_at(self, boundary: int, fills: list[Fill]) -> None:
         """A load brought more: the request goes on from ``boundary`` as if it had been opened there."""
         self.fills = fills
@@ -399,12 +386,6 @@ class Running(Hold):
             self.looks.resume_at(boundary, self.names.count)
         if self.branch is not None and self.branch <= boundary:
             self.branch = None
-
-    def lose_states(self) -> None:
-        """A step failed whose layers may have written half of the running states."""
-        for _, holding in self.states:
-            self.lost = True
-            holding.lose()
 
     # ------------------------------------------------------------ what it is refused
     def why_ended(self) -> ProtocolError:
@@ -437,6 +418,48 @@ class Running(Hold):
             f"<{name}{state}: {self.names.count} named, {self.reserved} reserved, {self.committed} committed, "
             f"{self.published} published>"
         )
+
+
+class Row:
+    """What the layers of one open step compute of a sequence: [start, end). A ``draft`` step only catches up.
+
+    A rewind lowers the ``end``. ``seen``: which tokens the layers have; None where no component looks ahead.
+    """
+
+    __slots__ = ("draft", "end", "running", "seen", "start")
+
+    def __init__(self, core: Core, running: Running, draft: bool, ahead: int) -> None:
+        self.running = running
+        self.draft = draft
+        self.start, self.end = running.committed, running.reserved
+        if not draft:
+            if running.steps:
+                self.start = max(self.start, running.steps[-1].end)
+            running.steps.append(self)
+            if core.shape.max_rewind:  # what a device chose in an earlier step is past
+                for _, holding in running.states:
+                    holding.accepted = False
+        looks = running.looks
+        self.seen = None if looks is None else looks.begin(running.names.count, self.start, ahead)
+
+    def close(self) -> None:
+        """Note that the block of the step has ended."""
+        if not self.draft:
+            self.running.steps.remove(self)
+        looks = self.running.looks
+        if looks is not None and self.seen is not None:
+            looks.end(self.seen)
+
+    def check(self) -> None:
+        """Refuse to commit what was computed from behind what is committed, unless the sequence is closed."""
+        running = self.running
+        if running.core is None:
+            return
+        if running.committed < self.start:
+            raise ProtocolError(
+                f"{running!r}: this step computed from {self.start} on, and the step before it failed or has not ended"
+            )
+        running.check_states()
 
 
 class Below(Protocol):
@@ -508,8 +531,8 @@ class Watcher(Protocol):
     def writing(self, what: str, pool: Pool, slots: Many[int]) -> None:
         """An op is about to be enqueued that writes ``slots``, which must belong to a running sequence."""
 
-    def step_begun(self, role: str, rows: Many[tuple[Running, int, int]]) -> Any:
-        """A step begins whose layers compute [start, end) of each row. The answer stands for it in what follows."""
+    def step_begun(self, rows: Many[Row]) -> Any:
+        """A step begins whose layers compute these rows. The answer stands for it in what follows."""
 
     def table_read(self, begun: Any, lane: Lane) -> None:
         """The layers of a step were told just now which pages are theirs."""

@@ -10,7 +10,7 @@ A sequence may also be computed alone, outside of steps, from ``fill`` until it 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from collections.abc import Sequence as Many
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
@@ -23,24 +23,26 @@ from ..keys.lookahead import Seen
 from ..tree.lane import Lane
 from .ops import (
     Batch,
-    Row,
+    PluginOp,
     batches,
-    deferred_ops,
+    due,
     enqueued,
     in_slots,
     keep_checkpoints,
+    plugin_ops,
+    run_due,
     run_fills,
     run_kind,
-    run_op,
     select_states,
 )
-from .state import Core, Hold, Running
+from .retain import commit_row
+from .state import Core, Hold, Row, Running
 
 if TYPE_CHECKING:
     import torch
 
 DONE, NEW, OPEN, FILLING, READY = range(-1, 4)
-"""A step's way: asked for; its block is open; ``run_ops`` has begun; the layers may run. ``DONE``: it has been left."""
+"""A step's way: asked for; its block is open; ``run_ops`` has begun, and has ended. ``DONE``: the block was left."""
 INTS = ("torch.uint8", "torch.int8", "torch.int16", "torch.int32", "torch.int64")
 
 
@@ -48,18 +50,17 @@ class Step:
     """The program of one forward pass. Made by ``cache.step``; a context manager; single use."""
 
     __slots__ = (
-        "_accepted", "_ahead", "_core", "_faces", "_gates", "_ordered", "_plugin_ops", "_rows", "_running", "_state",
-        "_stream", "_watched", "_work", "role",
+        "_accepted", "_ahead", "_core", "_faces", "_gates", "_plugin_ops", "_rows", "_running", "_state", "_watched",
+        "_work", "role",
     )  # fmt: skip
 
     _work: Work[Hold]
-    """Made when the block is entered."""
+    """Made when the block is entered. It has a stream from ``run_ops`` on."""
     _watched: Any
     """What debug mode says of it; None while it is not entered, and if an interrupt came then."""
     _rows: Many[Row]
     """Empty while its block is not open."""
-    _plugin_ops: Many[tuple[Running | None, Op]]
-    """The plugins' own ops, each with its sequence; an op that names no sequence has None."""
+    _plugin_ops: Many[PluginOp]
 
     def __init__(
         self, core: Core, running: Many[Running], role: Literal["target", "draft"], faces: Many[object] = (),
@@ -77,28 +78,14 @@ class Step:
         self._ahead = ahead
         self._accepted = False
         self._watched = None
-        self._stream: Stream | None = None
         self._gates: Gates | None = None
-        self._ordered = 0  # the fence that the stream has been made to wait for
-        self._rows = self._plugin_ops = ()
-        if role == "target":
-            claimed = [(each, op) for each in self._running for op in each.claimed_ops]
-            added = deferred_ops(core, self._running) if "deferred_forward_ops" in core.shape.hooks else ()
-            mine = [(None if op.sequence is None else self._running[op.sequence], op) for op in added]
-            self._plugin_ops = [*claimed, *mine]
+        self._rows = ()
+        self._plugin_ops = plugin_ops(core, self._running) if role == "target" else ()
 
     def __repr__(self) -> str:
         number = "" if self._state == NEW else f" {self._work.number}"
         draft = "draft " if self.role == "draft" else ""
         return f"<{draft}step{number} of {len(self._running)} sequences>"
-
-    @property
-    def begun(self) -> list[tuple[Running, int, int]]:
-        """(whose, from where, up to where) of what its layers compute, while its block is open.
-
-        It is for debug tools and tests, and no part of the public interface.
-        """
-        return [(row.running, row.start, row.end) for row in self._rows]
 
     @property
     def has_plugin_ops(self) -> bool:
@@ -111,7 +98,7 @@ class Step:
         after the layers last. Checkpoints that are due are copied besides, at the end.
         """
         fills = [Op(kind, lane.name, dst=tuple(dst), src=tuple(src)) for (lane, kind), (src, dst) in self._fills()]
-        own = [in_slots(self._core, whose, op) for after in (False, True) for whose, op in self._due(after)]
+        own = [in_slots(self._core, *each) for after in (False, True) for each in due(self._plugin_ops, after)]
         return (*fills, *own)
 
     # ------------------------------------------------------------ before the layers
@@ -122,9 +109,9 @@ class Step:
                 raise ProtocolError("a step is used once; ask the cache for a new one")
             self._work = core.flight.begin()
             self._state = OPEN
-            self._rows = [Row(each, self.role == "draft", self._ahead) for each in self._running]
+            self._rows = [Row(core, each, self.role == "draft", self._ahead) for each in self._running]
             if core.watcher is not None:
-                self._watched = core.watcher.step_begun(self.role, self.begun)
+                self._watched = core.watcher.step_begun(self._rows)
         self._work.enclosed = True  # last: until then a flush ends it
         return self
 
@@ -148,7 +135,7 @@ class Step:
             self._order(on)
             self._state = FILLING
             run_fills(core, on, self._running if fills else (), fills)
-            self._run_plugin_ops(on, after=False)
+            run_due(core, on, self._plugin_ops, after=False)
             self._state = READY
 
     def gate(self, layer: int) -> None:
@@ -161,26 +148,10 @@ class Step:
     def _fills(self) -> list[Batch]:
         return batches(self._running) if self.role == "target" else []
 
-    def _due(self, after: bool) -> Iterator[tuple[Running | None, Op]]:
-        """The plugins' own ops that are still due, those before the layers or those after them."""
-        for running, op in self._plugin_ops:
-            if op.after == after and (
-                running is None or (running.core is not None and (op.sequence is not None or op in running.claimed_ops))
-            ):
-                yield running, op
-
-    def _run_plugin_ops(self, stream: Stream, after: bool) -> None:
-        for running, op in self._due(after):
-            due = in_slots(self._core, running, op)  # only now, since what the sequence owns may have changed
-            if running is not None and op.sequence is None:
-                left = list(running.claimed_ops)
-                left.remove(op)
-                running.claimed_ops = left
-            run_op(self._core, due, stream)
-
     def _take_stream(self, given: object) -> Stream:
-        stream = self._stream = self._core.stream(given)
-        self._work.stream, self._work.since = stream, stream.tick
+        work = self._work
+        stream = work.stream = self._core.stream(given)
+        work.since = stream.tick
         return stream
 
     def _fence(self) -> int:
@@ -191,10 +162,7 @@ class Step:
 
     def _order(self, stream: Stream) -> None:
         """What is enqueued from now on comes after all that the sequences have come to read or to own."""
-        fence = self._fence()
-        if fence > self._ordered:
-            self._core.flight.order(self._work, stream, fence, self, self._gates)
-            self._ordered = fence
+        self._core.flight.order(self._work, stream, self._fence(), self, self._gates)
 
     # ------------------------------------------------------------ what the layers read
     def table(self, component: str) -> torch.Tensor:
@@ -220,7 +188,7 @@ class Step:
         with core:
             if self._state == DONE:
                 raise ProtocolError("tables belong into the step's with block: nobody waits for what is written later")
-            stream = self._stream
+            stream = None if self._state == NEW else self._work.stream
             if stream is not None:
                 self._order(stream)  # what was published since ``run_ops`` may have put others' pages into the table
             elif core.flight.running:
@@ -247,10 +215,10 @@ class Step:
         shape, dtype = tuple(getattr(kept, "shape", ())), str(getattr(kept, "dtype", type(kept).__name__))
         if shape != (len(self._running),) or dtype not in INTS:
             raise InputError(f"accept takes an int tensor with one figure per sequence, got {dtype} of shape {shape}")
-        assert self._stream is not None
+        assert self._work.stream is not None
         with self._core:
             self._accepted = True
-            select_states(self._core, self._stream, kept, self._rows)
+            select_states(self._core, self._work.stream, kept, self._rows)
 
     def judge(self, verdict: Verdict) -> None:
         """Once the step is over on its stream, ``verdict()`` says of each sequence, in order: None, or an error.
@@ -278,72 +246,73 @@ class Step:
 
     def _end(self, well: bool) -> None:
         """Enqueue what comes after the layers, and commit; if anything of it is refused, the whole step has failed."""
-        core, rows, before = self._core, self._rows, self._state
+        core, work, rows, before = self._core, self._work, self._rows, self._state
         self._state = DONE
-        if self._work.over or self._work.event is not None:  # a flush has ended it
+        if work.over or work.event is not None:  # a flush has ended it
             return
+        self._rows = ()
         for row in rows:
             row.close()
-        stream = self._stream or self._take_stream(None)
+        stream = work.stream or self._take_stream(None)
+        idle = before == OPEN and not self._plugin_ops and not self._fills()
         # Without ``run_ops`` the layers do not come after what they read: it is nobody's last step.
-        refused = before == OPEN and bool(core.flight.unfinished(self._fence(), self._work))
-        skipped = before == OPEN and bool(self._plugin_ops or self._fills())
-        if not well or refused:
-            self._work.verdict = None  # nothing is committed
+        unordered = before == OPEN and bool(core.flight.unfinished(self._fence(), work))
         failed: PrefixloomError | None = None
         try:
-            self._finish(stream, well, refused, skipped)
+            if self._gates is not None:
+                self._gates.finish()
+            if core.watcher is not None and self._watched is not None:
+                core.watcher.step_ended(self._watched, repr(self), stream, well, not unordered)
+            if well and self.role == "target":
+                if unordered or not (idle or before == READY):
+                    raise ProtocolError("this step has ops that were not run: call step.run_ops() before the layers")
+                self._finish(stream, rows)
         except PrefixloomError as error:
             failed = error
-        if failed is not None or not well:
-            self._give_up(may_have_written=before == READY or (before == OPEN and not skipped))
-        core.flight.end(self._work, stream, () if refused else self._running, self)
-        if failed is None and well and not (refused and self.role == "draft"):
-            for row in rows:
-                try:
-                    row.commit(core)
-                except PrefixloomError as error:  # a reach that is plain Python: the others' states are written too
-                    failed = failed or error
-        self._rows = ()
+        commits = well and failed is None and not unordered
+        if not commits:
+            work.verdict = None
+            if self.role == "target":
+                _lose_states(rows, may_have_written=well or idle or before == READY)
+        core.flight.end(work, stream, () if unordered else self._running, self)
+        for row in rows if commits else ():
+            try:
+                commit_row(core, row)
+            except PrefixloomError as error:  # a reach that is plain Python: the others' states are written too
+                failed = failed or error
         if failed is not None:
             raise failed
 
-    def _finish(self, stream: Stream, well: bool, refused: bool, skipped: bool) -> None:
-        """What comes after the layers, if the step went well and all of its sequences go on: all or none."""
-        core, gates = self._core, self._gates
-        self._gates = None
-        if gates is not None:
-            gates.finish()
-        if core.watcher is not None and self._watched is not None:
-            core.watcher.step_ended(self._watched, repr(self), stream, well, not refused)
-        if not well or self.role == "draft":
-            return
-        if refused or skipped:
-            raise ProtocolError("this step has ops that were not run: call step.run_ops() before the layers")
-        if gates is not None:
-            gates.check()
-        for row in self._rows:
+    def _finish(self, stream: Stream, rows: Many[Row]) -> None:
+        """Enqueue what comes after the layers, if all of the sequences can go on."""
+        core = self._core
+        if self._gates is not None:
+            self._gates.check()
+        for row in rows:
             row.check()
         if core.shape.tracks_checkpoints:
-            copies, fence = keep_checkpoints(core, self._work, self._rows, self._accepted)
+            copies, fence = keep_checkpoints(core, self._work, rows, self._accepted)
             core.flight.order(self._work, stream, fence, self)
             for lane, (src, dst) in copies.items():
                 run_kind(core, stream, lane, lane.kept, src, dst)
-        self._run_plugin_ops(stream, after=True)
+        run_due(core, stream, self._plugin_ops, after=True)
 
-    def _give_up(self, may_have_written: bool) -> None:
-        """The step failed: if its layers may have begun, what they wrote of the running states is nobody's."""
-        for row in self._rows if self.role == "target" else ():
-            running = row.running
-            if may_have_written and row.end > row.start:
-                running.lose_states()
-            if running.core is None:
-                continue
-            due = [holding for _, holding, _, _ in running.fills]
-            for lane, holding in running.states:
-                lane.forget_tracks(holding, -1, row.start)
-                if not running.lost:  # filled, and not written since: it is what it was
-                    holding.ready = holding not in due
+
+def _lose_states(rows: Many[Row], may_have_written: bool) -> None:
+    """Note that a step failed: what its layers may have written of running states is nobody's, unless it is due again.
+
+    What layers have not written is what it was before the step.
+    """
+    for row in rows:
+        running = row.running
+        due = [holding for _, holding, _, _ in running.fills]
+        for lane, holding in running.states if running.core is not None else ():
+            lane.forget_tracks(holding, -1, row.start)
+            if may_have_written and row.end > row.start and holding not in due:
+                running.lost = True
+                holding.lose()
+            elif not running.lost:
+                holding.ready = holding not in due
 
 
 def next_stop(core: Core, running: Running, budget: int, stops: Iterable[int]) -> int:
@@ -402,7 +371,7 @@ def fill_alone(core: Core, running: Running, given: object) -> None:
 
 def check_alone(core: Core, running: Running) -> None:
     """Refuse to compute outside of steps what a step has, or where ops are not all that has to run."""
-    if running.open_steps:
+    if running.steps:
         raise ProtocolError(f"{running!r} is in a step whose block is open: its run_ops fills the states")
     if running.lost:
         running.check_states()

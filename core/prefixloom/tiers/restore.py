@@ -135,7 +135,7 @@ def restore_more(copies: HostCopies, running: Running, restored: Restored) -> No
 
     If it does not wait any more, its owner relies on its length, even if the sequence was not used yet.
     """
-    used = running.reserved != running.ready or running.open_steps
+    used = running.reserved != running.ready or bool(running.steps)
     if restored.over or used or running.core is None:
         restored.note("the sequence was used before the store had answered")
         return

@@ -382,7 +382,7 @@ def key_between(sequence: Sequence, start: int, end: int) -> bytes:
 
 def open_steps(sequence: Sequence) -> int:
     """How many steps that the sequence is in have not ended."""
-    return sequence.running.open_steps
+    return len(sequence.running.steps)
 
 
 def needs_a_step(sequence: Sequence) -> bool:
