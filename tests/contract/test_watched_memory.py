@@ -43,7 +43,7 @@ def emptied(cache: Cache) -> None:
 def test_without_the_collector_nothing_is_left_of_a_tree(policy: str, end: Callable[[Cache], object]) -> None:
     parts = part("path", Path()), part("window", Window(10)), part("state", Point())
     gc.collect()
-    before = {kind: count(kind) for kind in ("Node", "PathCell", "PartialCell", "Slack", "Guest")}
+    before = {kind: count(kind) for kind in ("Node", "Cell", "PartialCell", "Slack", "Guest")}
     cache = cache_of(*parts, policy=POLICIES[policy], tokens=1024, slots=32, debug=False)
     gc.collect()
     gc.disable()

@@ -114,10 +114,10 @@ BUDGET: dict[str, int] = {
     "core/prefixloom/storage": 720,
     "core/prefixloom/contract": 2_030,
     "core/prefixloom/device": 2_680,
-    "core/prefixloom/tree": 2_850,
+    "core/prefixloom/tree": 2_700,
     "core/prefixloom/operations": 3_470,
     "core/prefixloom/cache": 980,
-    "core/prefixloom/tiers": 2_600,
+    "core/prefixloom/tiers": 2_460,
     "core/prefixloom/insight": 1_250,
     "core/prefixloom/compose": 2_370,
     "core/prefixloom/cli": 390,
@@ -128,7 +128,7 @@ BUDGET: dict[str, int] = {
     "plugins/policies": 870,
 }
 """The most lines of a room of the library (0090). A change that needs more says so here, and why in its message."""
-MOST_ANY = 329
+MOST_ANY = 280
 """Uses of ``Any`` in the library: a type that nobody has found yet."""
 FACES = {"__init__", "__main__", "conformance", "suites", "pytest_plugin", "pytest_suite", "adapter"}
 """Files beside the rooms, which hand names on: they stand above all rooms of their package."""

@@ -31,7 +31,7 @@ def each_component_loads_from_its_own_deepest_node(patch: pytest.MonkeyPatch) ->
 
     def lacking(host: Any, node: Any, pins: Any, wanted: Any) -> Any:
         deepest = deepest_below(node, host.index)
-        return honest(host, deepest, pins, wanted if deepest is node else host.paged.needs[deepest.end])
+        return honest(host, deepest, pins, wanted if deepest is node else host.device.paged.needs[deepest.end])
 
     patch.setattr(restore, "lacking", lacking)
 

@@ -53,7 +53,7 @@ def all_on_the_cpu(cache: Cache) -> None:
             cell = node.cells[lane.index]
             if cell is None or node.parent is None:
                 continue
-            assert cell.data.__class__ is (int if lane.unit == "boundary" and lane.tier == "device" else bytes)
+            assert cell.data.__class__ is bytes
             assert all(slot.__class__ is int and 0 <= slot < lane.pool.capacity for slot in lane.slots_of(cell))
             if isinstance(lane.pool, HostPool):
                 assert min(lane.slots_of(cell), default=99) >= cache.core.shape.lanes[0].pool.capacity
@@ -185,7 +185,7 @@ def copies_are_told_in_the_callers_lists(patch: pytest.MonkeyPatch) -> None:
 
 def the_host_records_the_devices_numbers(patch: pytest.MonkeyPatch) -> None:
     def add(self: HostLane, node: Any, places: Any, slots: Any) -> None:
-        theirs = array("i", self.device.edge(node) if self.unit == "page" else [node.cells[self.device.index].data])
+        theirs = self.device.edge(node)
         honest(self, node, places, array("i", [theirs[place] for place in places]))
 
     honest = HostLane.add
@@ -195,7 +195,7 @@ def the_host_records_the_devices_numbers(patch: pytest.MonkeyPatch) -> None:
 def a_state_is_freed_by_the_devices_number(patch: pytest.MonkeyPatch) -> None:
     def slots_of(self: HostLane, cell: HostCell | None) -> list[int]:
         theirs = None if cell is None else cell.node.cells[self.device.index]
-        return honest(self, cell) if theirs is None or self.unit == "page" else [theirs.data]
+        return honest(self, cell) if theirs is None or self.unit == "page" else [theirs.slot]
 
     honest = HostLane.slots_of
     patch.setattr(HostLane, "slots_of", slots_of)

@@ -11,7 +11,9 @@ from tests.mutation.fragments import Fragment
 
 CORE, HICACHE = "core/prefixloom", "plugins/hicache/prefixloom_hicache"
 MATCH, PUBLISH, ROOM = (f"{CORE}/operations/{name}.py" for name in ("match", "publish", "room"))
-PATH, PARTIAL, HOLDINGS = (f"{CORE}/tree/{name}.py" for name in ("path_lane", "partial_lane", "holdings"))
+PATH, PARTIAL, CELLS, HOLDINGS = (
+    f"{CORE}/tree/{name}.py" for name in ("path_lane", "partial_lane", "cells", "holdings")
+)
 POOL, FLIGHT = f"{CORE}/device/pool.py", f"{CORE}/device/flight.py"
 COPIES, RESTORE, PIECES = (f"{CORE}/tiers/{name}.py" for name in ("host_copies", "restore", "pieces"))
 FRAME, FILES = f"{CORE}/storage/frame.py", f"{HICACHE}/file_store/backend.py"
@@ -29,10 +31,10 @@ BY_HAND = (
     # recency when a leaf is computed again
     Fragment("a leaf that is computed again is not recent", PATH, "PathLane.finish", "self.release(last)", "self._uncover(last)"),
     Fragment("a tail that is computed again is not recent", PARTIAL, "PartialLane._merge", "if cell.next is not None:\n    self.queue.touch(cell)", ""),
-    Fragment("a lease that was not used makes its leaf recent", PATH, "PathLane.release", "self.queue.add_first(cover)", "self.queue.add(cover)"),
+    Fragment("a lease that was not used makes its leaf recent", PATH, "PathLane.release", "self.enter(cover, recent)", "self.enter(cover)"),
     # parents of victims that a plugin keeps
     Fragment("what a kept victim hangs from goes", ROOM, "_held_back", "cell = lane.hangs_from(cell)", "break"),
-    Fragment("a victim that is put back is no child", PATH, "PathLane.put_back", "cell.up.below += 1", ""),
+    Fragment("a victim that is put back is no child", CELLS, "Cells.put_back", "self.cell_above(cell.node).below += 1", "pass"),
     Fragment("kept victims change places", ROOM, "_evict_asking", "reversed(victims)", "victims", why="in which order kept victims become recent is not promised"),
     Fragment("a kept victim is asked for again and again", ROOM, "_evict_asking", "held |= staying", ""),
     # checkpoints inside of what arrived

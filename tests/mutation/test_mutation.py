@@ -113,15 +113,15 @@ def test_every_mutant_of_a_file_can_be_compiled(file: str) -> None:
 
 
 def test_a_fragment_is_found_by_its_structure_and_a_stale_one_is_told() -> None:
-    file = "core/prefixloom/tree/path_lane.py"
-    found = Fragment("one", file, "PathLane.put_back", "cell . up.below  +=  (1)", "")
+    file = "core/prefixloom/tree/cells.py"
+    found = Fragment("one", file, "Cells.put_back", "self . cell_above(cell.node).below  +=  (1)", "")
     tree, _ = changed(found)
-    (unit,) = [unit for unit in of.units(tree) if unit.name == "PathLane.put_back"]
-    assert ast.unparse(unit.node.body) == "pass\nself.queue.add(cell)"
-    with pytest.raises(LookupError, match=r"has no 'cell\.up\.above"):
-        changed(found._replace(old="cell.up.above += 1"))
-    with pytest.raises(LookupError, match=r"has no PathLane\.put_forward"):
-        changed(found._replace(function="PathLane.put_forward"))
+    (unit,) = [unit for unit in of.units(tree) if unit.name == "Cells.put_back"]
+    assert ast.unparse(unit.node.body[1:]) == "if self.closed_upward:\n    pass\nself.enter(cell)"
+    with pytest.raises(LookupError, match=r"has no 'cell\.above"):
+        changed(found._replace(old="cell.above += 1"))
+    with pytest.raises(LookupError, match=r"has no Cells\.put_forward"):
+        changed(found._replace(function="Cells.put_forward"))
 
 
 def test_every_mistake_that_is_made_by_hand_can_still_be_made() -> None:

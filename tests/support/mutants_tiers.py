@@ -23,9 +23,9 @@ TIER, FOUND, COPIES = "test_tier.py", "test_tier_regressions.py", "test_tier_cop
 READS, COMING = "test_store_reads.py", "test_store_coming.py"
 LESSON_4 = "test_lesson_4_wrong_anchor.py"
 MUTANTS: tuple[tuple[str, str, str, str, str, str], ...] = (
-    ("a hole below is overlooked", "tiers/host_lane.py", "HostLane.gap", "gap_in(self.cell(node), node, self.page, at, high)", "(high, high)", LESSON_4),
+    ("a hole below is overlooked", "tree/cells.py", "Cells.gap", "absent >= 0", "absent >= 0 and self.tier == 'device'", LESSON_4),
     ("the device alone is asked of a path", "tiers/host_copies.py", "HostCopies.__init__", "lane.residency if host is None else lane.residency.with_place(host)", "lane.residency", TIER),
-    ("a state serves each boundary of its edge", "tree/lane.py", "state_gap_in", "(start, end - 1) if at < end - 1 else (high, high)", "(high, high)", TIER),
+    ("a state serves each boundary of its edge", "tree/cells.py", "Cells.gap", "at < first", "at < first and self.unit == 'page'", TIER),
     ("positions are loaded that the device has", "tiers/restore.py", "lacking", "lane.residency.absent(node, wanted)", "wanted", COPIES),
     ("the last page of a span is not loaded", "tiers/restore.py", "lacking", "range(max(low, first), min(high, end))", "range(max(low, first), min(high, end) - 1)", TIER),
     ("sources are not pinned", "tiers/restore.py", "lacking", "pins.add(host, there)", "pass", LESSON_4),
@@ -48,10 +48,10 @@ MUTANTS: tuple[tuple[str, str, str, str, str, str], ...] = (
     ("pins below are kept", "tiers/host_lane.py", "Pins.__exit__", "lane.unpin(cell)", "pass", TIER),
     ("demotion is left out", "tiers/host_tier.py", "LowerTier.losing", "host is not None", "False", TIER),
     ("hits are not counted upward", "tiers/host_tier.py", "LowerTier.used", "path_up(node)", "path_up(node, node.start)", COPIES),
-    ("a path's host leaf does not free its parent", "tiers/host_lane.py", "HostLane._lose_below", "if not above.below and (not above.locks) and (above.next is None):\n    self.queue.add_first(above)", "", TIER),
-    ("inner host cells go first", "tiers/host_lane.py", "HostLane._pop_victim", "cell is None or not cell.below", "True", TIER),
-    ("a split keeps the pages of both halves", "tiers/host_lane.py", "HostLane.divide", "cell.pages -= new.pages\nnew.locks = cell.locks", "new.locks = cell.locks", TIER),
-    ("a split divides a page off", "tiers/host_lane.py", "HostLane.divide", "(upper.end - upper.start) // self.page", "(upper.end - upper.start) // self.page - 1", TIER),
+    ("a path's host leaf does not free its parent", "tree/cells.py", "Cells._leave", "if not above.below and (not above.locks) and (above.next is None):\n    self.queue.add_first(above)", "", TIER),
+    ("inner host cells go first", "tree/cells.py", "Cells._pop_victim", "cell is None or not cell.below", "True", TIER),
+    ("a split keeps the pages of both halves", "tree/cells.py", "Cells.divide", "cell.pages -= new.pages", "pass", TIER),
+    ("a split divides a page off", "tree/cells.py", "Cells.divide", "(lower.end - upper.end) // self.page * ID_BYTES", "((lower.end - upper.end) // self.page - (self.tier == 'host')) * ID_BYTES", TIER),
     ("pages of any shape are one piece", "device/host_pool.py", "in_one_piece", "(source.unit, source.entries, source.manifest.buffers) == (target.unit, target.entries, target.manifest.buffers)", "True", "test_layouts.py"),
     ("buffers of a page lie in one place", "device/layouts.py", "parts", "for buffer in sorted(manifest.buffers, key=lambda b: -DTYPE_BYTES[b.dtype]):\n    size = buffer.entry_bytes * entries\n    yield (buffer, start, size)\n    start += size", "for buffer in sorted(manifest.buffers, key=lambda b: -DTYPE_BYTES[b.dtype]):\n    size = buffer.entry_bytes * entries\n    yield (buffer, start, size)\n    start += 0", "test_layouts.py"),
     ("slots of a page-first pool touch", "device/layouts.py", "slot_bytes", "-(-size // ALIGNMENT) * ALIGNMENT", "size", "test_layouts.py"),

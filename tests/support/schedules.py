@@ -266,7 +266,7 @@ class World:
                 found.append((namespace, tokens, kind))
                 buffer = lane.pool.buffers["sum"][0].flatten(1)
                 if kind == "M":
-                    got, right = buffer[cell.data].tolist(), [held[kind][len(tokens)]]
+                    got, right = buffer[cell.slot].tolist(), [held[kind][len(tokens)]]
                     assert got == right, f"{lane.name}: the state at {len(tokens)} of {tokens} is another one"
                     continue
                 pages = list(array("i", cell.data))

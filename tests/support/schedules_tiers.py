@@ -121,7 +121,7 @@ class TieredWorld(World):
                         f"{lane.pool.name}: another state"
                     )
                     continue
-                for place, page in enumerate(array("i", cell.data)):
+                for place, page in enumerate(lane.edge(node)):
                     at = len(before) + place * PAGE
                     if page >= 0:
                         found = buffer[page].tolist()

@@ -72,7 +72,7 @@ def test_another_store_does_not_have_what_the_last_one_had(keep: str) -> None:
             for lane in tier_lanes(cache):
                 for cell in [node.cells[lane.index] for node in cache.core.index.tree.roots[""].children]:
                     lane.going(lane, cell)
-                    cell.stored = cell.places  # as if it had gone, and come back from the store
+                    cell.left = 0  # as if it had gone, and come back from the store
         idle(cache)
 
     use()

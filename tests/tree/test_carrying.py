@@ -31,8 +31,8 @@ def covered(cache: Any) -> list[tuple[int, int]]:
 def check(cache: Any, sequence: Any) -> None:
     owners(cache, [sequence])
     lane = cache.core.shape.lane("window")
-    assert lane.leased == sum(lane.size(cell) for cell in cells(cache) if cell.locks), "pages that leases cover"
-    assert lane.in_tree == sum(lane.size(cell) for cell in cells(cache))
+    assert lane.leased == sum(cell.pages for cell in cells(cache) if cell.locks), "pages that leases cover"
+    assert lane.in_tree == sum(cell.pages for cell in cells(cache))
 
 
 @WAYS

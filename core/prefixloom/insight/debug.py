@@ -20,6 +20,7 @@ from ..device.streams import Stream
 from ..errors import InvariantError, ProtocolError
 from ..keys.elements import extra_numbers
 from ..operations.state import Core, Hold, Row, Running
+from ..tree.cells import Cells
 from ..tree.lane import Lane
 from ..tree.partial_lane import PartialLane
 from ..tree.radix import Node, descendants, path_up, root_of
@@ -154,6 +155,7 @@ class Debug:
                 self._check_owners(lane, nodes)
                 self._check_cells(lane, nodes)
                 self._check_queues(lane, nodes)
+            self._check_surplus()
             self._check_steps()
         except InvariantError as error:
             raise InvariantError(f"after {operation}: {error}") from None
@@ -173,21 +175,22 @@ class Debug:
                 raise InvariantError(f"{node!r} has a number for an extra key that was forgotten")
         return nodes
 
-    def _check_owners(self, lane: Lane, nodes: list[Node]) -> None:
+    def _check_owners(self, lane: Cells, nodes: list[Node]) -> None:
         """Check that every slot has one owner: the free list, a sequence, a cell, or a minted span."""
         owned: list[Owned] = [(lane.slots_of(lane.cell(node)), node) for node in nodes]
         cached = sum(len(slots) for slots, _ in owned)
         if cached != lane.in_tree:
             raise InvariantError(f"{lane.pool.name}: {cached} pages are cached, the books say {lane.in_tree}")
         held = [(hold, holding) for hold in self._core.live for other, holding in hold.pairs if other is lane]
-        owned += [(lane.own_slots(holding), hold) for hold, holding in held]
+        if isinstance(lane, Lane):
+            owned += [(lane.own_slots(holding), hold) for hold, holding in held]
         _check_pool(lane.pool, owned)
-        if lane.live is not lane.pool:
+        if isinstance(lane, Lane) and lane.live is not lane.pool:
             _check_pool(lane.live, [(lane.live_slots(holding), hold) for hold, holding in held])
         if lane.unit == "page":  # a load writes a state of a sequence's own as well, which goes its way
             self._check_unwritten(lane, owned)
 
-    def _check_unwritten(self, lane: Lane, owned: list[Owned]) -> None:
+    def _check_unwritten(self, lane: Cells, owned: list[Owned]) -> None:
         """Check that pages that work in flight has yet to write have no later owner: if it fails, they are freed."""
         for publication in self._core.unwritten.publications:
             for slots in [slots for other, slots in publication.slots if other is lane]:
@@ -195,13 +198,13 @@ class Debug:
                     if who not in publication.nodes and not slots.isdisjoint(mine):
                         raise InvariantError(f"{lane.name}: {_named(who)} has a slot that older work has yet to write")
 
-    def _check_cells(self, lane: Lane, nodes: list[Node]) -> None:
+    def _check_cells(self, lane: Cells, nodes: list[Node]) -> None:
         """Check what a lane counts of its cells: locks, links, pages and slack. The locks on the device are exactly
         those of live leases; between operations, only a store pins cells of the host.
         """
         name, on_device = lane.pool.name, lane.tier == "device"
         covers = Counter(node for lease in self.leases if on_device for node in _covered(lane, lease))
-        leased = covered_slack = 0
+        leased = 0
         for node in nodes:
             cell, locks = lane.cell(node), covers[node]
             if cell is None:
@@ -214,36 +217,29 @@ class Debug:
                 locks += sum(1 for kid in kids if kid.locks) + (not node.end)
                 if cell.below != len(kids):
                     raise InvariantError(f"{name}: {node!r} counts {cell.below} cells below, not {len(kids)}")
-                if on_device and node.end and cell.up is not lane.cell_above(node):
-                    raise InvariantError(f"{name}: {node!r} hangs loose")
             if on_device and cell.locks != locks:
                 raise InvariantError(f"{name}: {node!r} has {cell.locks} locks; live leases give {locks}")
-            if getattr(cell, "pages", pages) != pages:
+            if cell.pages != pages:
                 raise InvariantError(f"{name}: {node!r} miscounts its pages")
             leased += pages if cell.locks else 0
             if isinstance(lane, PartialLane):
                 slack = 0 if cell.slack is None else cell.slack.pages
                 if slack != lane.slack_of(cell):
                     raise InvariantError(f"{name}: {node!r} has {lane.slack_of(cell)} pages of slack, unlike its queue")
-                covered_slack += slack if cell.locks else 0
         if leased != lane.leased:
             raise InvariantError(f"{name}: {leased} pages are covered, the books say {lane.leased}")
-        if isinstance(lane, PartialLane) and covered_slack != lane.covered_slack:
-            raise InvariantError(f"{name}: {covered_slack} pages are slack and covered, not {lane.covered_slack}")
 
-    def _check_queues(self, lane: Lane, nodes: list[Node]) -> None:
+    def _check_queues(self, lane: Cells, nodes: list[Node]) -> None:
         """Check that the cells that may be evicted stand in the queues, and no others but inner anchors of a path."""
         name, held = lane.pool.name, Counter[str]()
         if strays := lane.strays():
             raise InvariantError(f"{name}: a queue has or remembers a cell that {strays[0].node!r} has not")
-        if not lane.surplus.keys() <= self._core.live.keys():
-            raise InvariantError(f"{name}: a sequence that has ended is still asked for what it may spare")
         for node in nodes:
             cell = lane.cell(node)
             if cell is None or not node.end:
                 continue
             queued = cell.next is not None
-            if not queued and lane.uncovered(cell) and not (lane.closed_upward and cell.below):
+            if not queued and lane.uncovered(cell):
                 raise InvariantError(f"{name}: {node!r} may be evicted but stands in no queue")
             if queued and cell.locks and not (lane.closed_upward and lane.tier == "device"):
                 raise InvariantError(f"{name}: {node!r} is covered but stands in the eviction queue")
@@ -251,6 +247,11 @@ class Debug:
                 held[owner_of(root_of(node).namespace)] += len(lane.slots_of(cell))
         if isinstance(lane.queue, SharedQueue) and held != lane.queue.held:
             raise InvariantError(f"{name}: owners keep {dict(held)}, and their shares say {dict(lane.queue.held)}")
+
+    def _check_surplus(self) -> None:
+        for lane in self._core.shape.partial_lanes:
+            if not lane.surplus.keys() <= self._core.live.keys():
+                raise InvariantError(f"{lane.name}: a sequence that has ended is still asked for what it may spare")
 
     def _check_steps(self) -> None:
         """Check that a step which is open no more is forgotten."""
@@ -294,7 +295,7 @@ def _named(owner: Node | Hold | None) -> str:
     return repr(owner) if isinstance(owner, Node) else f"the sequence {owner.label!r} made at {owner.made_at}"
 
 
-def _covered(lane: Lane, lease: Hold) -> Iterator[Node]:
+def _covered(lane: Cells, lease: Hold) -> Iterator[Node]:
     """Yield the nodes whose cells a lease locks."""
     cover = lease.covers[lane.index]
     if not isinstance(lane, PartialLane):

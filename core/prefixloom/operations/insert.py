@@ -250,8 +250,6 @@ def _hold(running: Running, handed: _Handed, boundary: int) -> None:
         handed.lane.pool.give_slots([*handed.useless])
     if isinstance(handed.lane, PageLane):
         holding.table.extend(handed.pages)
-        if not handed.lane.closed_upward and ABSENT in handed.pages:
-            holding.whole = False
     elif handed.own:
         holding.slot = handed.own[0]
         holding.reach(boundary)

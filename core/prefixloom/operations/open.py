@@ -54,7 +54,7 @@ def open_at(core: Core, match: Match, label: str, priority: int, until: float, *
         state = held[i] = point.open(node)
         if not arrives:
             cell = covers[i] = point.acquire(node)
-            fills.append((point, state, "clear", CLEAR) if cell is None else (point, state, point.taken, cell.data))
+            fills.append((point, state, "clear", CLEAR) if cell is None else (point, state, point.taken, cell.slot))
     running = Running(core, match, node, covers, receipts, held, fills, label, priority, until)
     node.protect()
     try:

@@ -85,7 +85,7 @@ def _drops_on_split(core: Core, lane: Lane, node: Node, boundary: int) -> bool:
     extra = core.keys.extra_in(node.key, start)
     views = (
         NodeView(start, boundary, pages, cell.locks, extra=clipped(extra, start, boundary)),
-        NodeView(boundary, end, lane.size(cell) - pages, cell.locks, extra=clipped(extra, boundary, end)),
+        NodeView(boundary, end, cell.pages - pages, cell.locks, extra=clipped(extra, boundary, end)),
     )
     rule = core.plugins.ask_softly(lane, "redistribute_on_node_split", SplitRule, hook, *views)
     return rule is not None and rule.keep == "drop" and is_state and not cell.locks
@@ -236,7 +236,7 @@ def _renew_states(core: Core, running: Running) -> None:
         if holding.slot == NO_SLOT:
             holding.slot = lane.live.take_one()
             running.take_fence(core.flight)
-            running.fills.append((lane, holding, "copy", running.covers[lane.index].data))
+            running.fills.append((lane, holding, "copy", running.covers[lane.index].slot))
 
 
 def _end(core: Core, running: Running, node: Node) -> None:

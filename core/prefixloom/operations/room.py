@@ -66,8 +66,6 @@ def grow_arriving(core: Core, running: Running, count: int) -> None:
     for lane, holding, pages in needed:
         fresh = iter(lane.pool.take(sum(pages)) if any(pages) else ())
         holding.table.extend(next(fresh) if page else ABSENT for page in pages)
-        if not all(pages):
-            holding.whole = False
     for _, state in running.states:
         state.arrive(length)
     running.take_fence(core.flight)
@@ -228,7 +226,7 @@ def _held_back(core: Core, lane: Lane, asked: list[Any]) -> set[Any]:
     extra_in = core.keys.extra_in
     views = tuple(
         NodeView(
-            cell.node.start, cell.node.end, lane.size(cell), cell.locks,
+            cell.node.start, cell.node.end, cell.pages, cell.locks,
             extra=extra_in(cell.node.key, cell.node.start),
         )
         for cell in asked

@@ -31,6 +31,7 @@ from ..errors import BrokenError, InputError, PrefixloomError, ProtocolError
 from ..keys.elements import KeyMaker, NamedTokens
 from ..keys.lookahead import Lookahead
 from ..keys.tokens import Span, Tokens
+from ..tree.cells import Cells
 from ..tree.expiries import Expiries
 from ..tree.holdings import StateHolding
 from ..tree.journal import Journal, Recorder
@@ -69,12 +70,12 @@ class Shape:
     """
 
     def __init__(
-        self, composition: Composition, lanes: tuple[Lane, ...], host_lanes: tuple[Lane, ...], validators: Validators,
+        self, composition: Composition, lanes: tuple[Lane, ...], host_lanes: tuple[Cells, ...], validators: Validators,
         tier_validators: Validators,
     ) -> None:  # fmt: skip
         self.composition = composition
         self.lanes = lanes
-        self.all_lanes = (*lanes, *host_lanes)
+        self.all_lanes: tuple[Cells, ...] = (*lanes, *host_lanes)
         self.page_lanes = tuple(lane for lane in lanes if isinstance(lane, PageLane))
         self.path_lanes = tuple(lane for lane in lanes if isinstance(lane, PathLane))
         self.partial_lanes = tuple(lane for lane in lanes if isinstance(lane, PartialLane))

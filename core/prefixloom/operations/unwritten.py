@@ -15,10 +15,10 @@ from typing_extensions import TypeVar
 
 from ..device.flight import Follower, Work
 from ..device.pool import Pool
-from ..tree.lane import Lane
+from ..tree.cells import Cells
 from ..tree.radix import Node, path_up
 
-Slots = Many[tuple[Lane, set[int]]]
+Slots = Many[tuple[Cells, set[int]]]
 F = TypeVar("F", bound=Follower, default=Any)
 """Who publishes and reads: what a lease covers."""
 

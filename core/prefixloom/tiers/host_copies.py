@@ -30,7 +30,7 @@ from ..device.timeline import Kind
 from ..errors import InvariantError, PrefixloomError
 from ..operations.lease import standing_for_copies
 from ..operations.state import Core, Hold
-from ..tree.lane import Lane
+from ..tree.cells import Cells
 from ..tree.radix import Node
 from .host_lane import HostLane, Pins
 from .transfer_hooks import nodes_touched, plan_of, proposed, tell_outcome
@@ -362,7 +362,7 @@ class HostCopies:
         self.end(before, way)
         if not work.over:
             work.followers = [hold]
-            written: list[tuple[Lane, set[int]]] = [
+            written: list[tuple[Cells, set[int]]] = [
                 (mine.lane.device if way == "up" else mine.lane, set(mine.dst)) for mine in moves
             ]
             self.core.unwritten.add(work, hold, nodes, written, below=way != "up")

@@ -24,7 +24,7 @@ from ..operations.publish import split
 from ..operations.retain import forget_surplus
 from ..operations.room import make_room
 from ..operations.state import CLEAR, Core, Fill, Hold, Match, Running
-from ..tree.holdings import RetainedHolding
+from ..tree.holdings import PageHolding
 from ..tree.lane import Lane, PageLane
 from ..tree.paged_reach import Pages, overlap
 from ..tree.radix import Node, climb, path_up
@@ -286,8 +286,7 @@ def _place(part: Moves) -> None:
     else:
         assert isinstance(lane, PageLane)
         first = part.run[0].start // lane.page
-        holding = RetainedHolding(ABSENT_BYTES * (part.run[-1].end // lane.page), first)
-        holding.whole = False
+        holding = PageHolding(ABSENT_BYTES * (part.run[-1].end // lane.page), first)
         for place, slot in zip(part.places, part.dst, strict=True):
             holding.table[place] = slot
         lane.adopt(part.run, holding)
@@ -315,7 +314,7 @@ def _resume_at(core: Core, running: Running, end: Node, lease: Lease, filled: se
             release_part(running, point)
         else:
             cell = point.cell(end)
-            fills.append((point, state, "clear", CLEAR) if cell is None else (point, state, point.taken, cell.data))
+            fills.append((point, state, "clear", CLEAR) if cell is None else (point, state, point.taken, cell.slot))
     running.resume_at(end.end, fills)
     if core.index.expiries is not None:
         core.index.want(end, running.until)

@@ -439,7 +439,7 @@ def _fill(fetch: Fetch, run: list[Node], brought: Brought) -> None:
                 payloads += [mine[lane.span(node, place)[0]] for place in places]
                 if is_new and fetch.store is behind.store:
                     cell = lane.cell(node)
-                    cell.store, cell.stored = behind.attached, cell.places
+                    cell.store, cell.left = behind.attached, 0
             moves = filling.moves[lane]
             moves.write = partial(_write, behind.spares, lane.pool, moves.dst, payloads)
         filling.run("fetch")

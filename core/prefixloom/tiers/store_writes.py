@@ -6,7 +6,6 @@ store reads them from the host's slots, which stay pinned until then. What the s
 
 from __future__ import annotations
 
-from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -149,8 +148,8 @@ class StoreWrites:
         if cell is None:
             return 0
         if cell.store != self.behind.attached:
-            cell.store, cell.stored = self.behind.attached, 0
-        return cell.places - cell.stored
+            cell.store, cell.left = self.behind.attached, cell.places
+        return min(cell.left, cell.places)
 
     def rescue(self, lane: HostLane, cell: HostCell) -> None:
         """Copy the content of ``cell``, which is about to be evicted from the host, and hand it over."""
@@ -169,10 +168,11 @@ class StoreWrites:
 
     def _take(self, lane: HostLane, cell: HostCell, count: int) -> Iterator[list[PieceToStore]]:
         """Return the pieces of the next ``count`` places of a cell, for one call each time."""
-        node, page, first = cell.node, self.behind.core.shape.page, cell.stored
-        cell.stored += count
-        start = node.start
-        slots = array("i", cell.data)[first : cell.stored]
+        node, page, left = cell.node, self.behind.core.shape.page, self.left(cell)
+        cell.left = left - count
+        start, edge = node.start, lane.edge(node)
+        first = len(edge) - left
+        slots = edge[first : first + count]
         found = [(*lane.span(node, place), slot) for place, slot in enumerate(slots, first) if slot != ABSENT]
         if found:
             links = links_at(self.behind.chain, self.behind.core.keys, node, (found[-1][1] - 1 - start) // page + 1)

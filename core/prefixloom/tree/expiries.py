@@ -11,7 +11,7 @@ import heapq
 from collections.abc import Iterable
 
 from ..errors import InputError
-from .lane import Lane
+from .cells import Cells
 from .radix import FOREVER, NEVER, Node, Tree
 
 
@@ -78,7 +78,7 @@ class Expiries:
                 newest[node] = (until, number, node)
         self._heap = sorted(newest.values())
 
-    def expire(self, lanes: Iterable[Lane], now: float) -> None:
+    def expire(self, lanes: Iterable[Cells], now: float) -> None:
         """What nobody wants any more at ``now`` is the next to go of its component and tier, the deepest first."""
         self._now = max(self._now, now)
         heap = self._heap

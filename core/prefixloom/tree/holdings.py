@@ -22,15 +22,19 @@ class PageHolding:
     ``table[p]`` is the slot of page p or *absent*. Pages from ``owned`` on are the sequence's own; those before belong
     to the tree and are read under the sequence's lease. Pages before ``changed`` are as they were when a kernel's table
     was last written.
+
+    Some pages may be given back early. The sequence may still publish or rewind to boundaries from ``floor`` on,
+    rounded down to a boundary; what none of these needs may be given back. ``looked``: before so many pages, what no
+    later boundary can need was given back already.
     """
 
-    __slots__ = ("changed", "owned", "table")
+    __slots__ = ("changed", "floor", "looked", "owned", "table")
 
     def __init__(self, data: bytes | array[int], end: int) -> None:
         """Make a holding that reads ``data``, the slots of the pages before ``end``, and owns nothing yet."""
-        self.changed = 0
+        self.changed = self.floor = 0
         self.table: array[int] = array("i", data)
-        self.owned = end
+        self.owned = self.looked = end
 
     def change(self, page: int) -> None:
         """Mark the kernel's page table stale from ``page`` on."""
@@ -39,36 +43,17 @@ class PageHolding:
 
     def own_pages(self) -> bytes:
         """The pages that the sequence owns, *absent* left out."""
-        data = self.table[self.owned :].tobytes()
-        return data if ABSENT_BYTES not in data else without_absent(data)
+        return without_absent(self.table[self.owned :].tobytes())
 
     def row(self) -> list[int]:
         """The slot of each page from 0 on, or *absent*."""
         return self.table.tolist()
 
 
-class RetainedHolding(PageHolding):
-    """A holding of pages of which some may be given back early.
-
-    The sequence may still publish or rewind to boundaries from ``floor`` on, rounded down to a boundary. Pages that
-    none of these needs may be given back. ``whole``: none of its own pages is *absent*. ``looked``: before so many
-    pages, what no later boundary can need was given back already.
-    """
-
-    __slots__ = ("floor", "looked", "whole")
-
-    def __init__(self, data: bytes | array[int], end: int) -> None:
-        super().__init__(data, end)
-        self.floor = 0
-        self.looked = 0
-        self.whole = True
-
-
 def without_absent(data: bytes) -> bytes:
     """The page numbers of ``data`` that are present."""
-    return data.replace(
-        ABSENT_BYTES, b""
-    )  # the top bit of a page number is clear: absent ones lie at aligned places only
+    # The top bit of a page number is clear, so absent ones lie at aligned places only.
+    return data.replace(ABSENT_BYTES, b"")
 
 
 def strip(data: bytes) -> bytes:

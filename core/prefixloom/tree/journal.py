@@ -10,7 +10,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import attrs
 
@@ -98,20 +98,20 @@ class Recorder:
         finally:
             self._cause, self._by = before
 
-    def changed(self, lane: Keeper, node: Node, before: Any, after: Any) -> None:
-        """The cell of ``node`` had ``before`` and has ``after``: page numbers of the last pages of the edge, or a slot.
+    def changed(self, lane: Keeper, node: Node, before: bytes, after: bytes) -> None:
+        """The cell of ``node`` had the slots ``before`` and has ``after``: of the last pages of the edge, or a state's.
 
-        None: it was not there, or is not any more.
+        If there is no cell, it has none.
         """
         root = node
         while root.parent is not None:
             root = root.parent
         assert isinstance(root, Root)
-        lane.queue.count(root.namespace, _pages(after) - _pages(before))
+        lane.queue.count(root.namespace, present(after) - present(before))
         if self.journals and self._is_found(root):
             self._tell(lane, root, node, before, after)
 
-    def _tell(self, lane: Keeper, root: Root, node: Node, before: Any, after: Any) -> None:
+    def _tell(self, lane: Keeper, root: Root, node: Node, before: bytes, after: bytes) -> None:
         cause = "expired" if self._cause == "room" and self._is_over(node) else self._cause
         if self._path is None or self._path[0] is not node or self._path[1] != node.end:
             self._path = node, node.end, self._keys.tokens_in(path_key(node))
@@ -136,7 +136,7 @@ class Recorder:
                 for lane in lanes:
                     cell = node.cells[lane.index]
                     if cell is not None:
-                        self._tell(lane, root, node, cell.data, None)
+                        self._tell(lane, root, node, cell.data, b"")
 
     def cleared(self) -> None:
         """Nothing is cached any more."""
@@ -194,32 +194,27 @@ class Journal:
         self.add(Change("cleared"))
 
 
-def _pages(data: Any) -> int:
-    """How many pages, or states, the ``data`` of a cell are."""
-    return present(data) if isinstance(data, bytes) else int(data is not None)
-
-
 def changes_of(
-    namespace: str, lane: Keeper, node: Node, path: Tokens, before: Any, after: Any, cause: str = "", by: str = ""
+    namespace: str, lane: Keeper, node: Node, path: Tokens, before: bytes, after: bytes, cause: str = "", by: str = ""
 ) -> list[Change]:
     """The changes of one cell, at most one of each kind. What is removed has a cause."""
     found = []
-    ways: tuple[tuple[Literal["removed", "stored"], Any, Any], ...] = (
+    ways: tuple[tuple[Literal["removed", "stored"], bytes, bytes], ...] = (
         ("removed", after, before), ("stored", before, after),
     )  # fmt: skip
     for kind, lost, there in ways:
         is_state = lane.unit == "boundary"
         spans = () if is_state else _spans_of(lane.part.page_tokens, node.end, there, lost)
-        if spans or (is_state and _pages(there) > _pages(lost)):
+        if spans or (is_state and present(there) > present(lost)):
             boundary = node.end if is_state else None
             why = (cause, by) if kind == "removed" else ("", "")
             found.append(Change(kind, lane.name, lane.tier, namespace, path, spans, boundary, *why))
     return found
 
 
-def _spans_of(page: int, end: int, there: bytes | None, lost: bytes | None) -> tuple[Interval, ...]:
+def _spans_of(page: int, end: int, there: bytes, lost: bytes) -> tuple[Interval, ...]:
     """The positions of the pages that are in ``there``, and in the other not. Both end at the same boundary."""
-    one, other = array("i", there or b""), array("i", lost or b"")
+    one, other = array("i", there), array("i", lost)
     shift = len(other) - len(one)
     first = end - len(one) * page
     if not other and ABSENT not in one:
@@ -239,5 +234,5 @@ def contents(keys: KeyMaker, lanes: Iterable[Keeper], roots: Iterable[Root]) -> 
         for node in descendants(root)
         for lane in lanes
         if (cell := node.cells[lane.index]) is not None
-        for change in changes_of(root.namespace, lane, node, keys.tokens_in(path_key(node)), None, cell.data)
+        for change in changes_of(root.namespace, lane, node, keys.tokens_in(path_key(node)), b"", cell.data)
     ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from ..contract.reach import NEVER, Interval, Reach, merged
@@ -82,7 +82,7 @@ class PagedReach:
         page = self.page
         shape = self._shape
         if shape is None:
-            return merged((low // page, -(-high // page)) for low, high in self._asked("needs", n) if low < high)
+            return merged(pages_of(self._asked("needs", n), page))
         low, high, end = shape.tail(n) // page, -(-min(shape.head, n) // page), n // page
         if low <= high or low >= end:
             return ((0, end),) if low < end else ((0, high),) if high else ()
@@ -144,6 +144,11 @@ class PagedReach:
             else:
                 self._always.append((p, p + 1))
             self._last.append(last)
+
+
+def pages_of(positions: Iterable[Interval], page: int) -> Iterator[Interval]:
+    """Yield the intervals of pages that ``positions`` touch."""
+    return ((low // page, -(-high // page)) for low, high in positions if low < high)
 
 
 def gaps(pages: Pages, low: int, high: int) -> Iterator[Interval]:

@@ -18,9 +18,10 @@ from ..contract.queues import Link, Queue
 from ..contract.reach import Interval, merged
 from ..contract.values import Receipt
 from ..device.pool import ABSENT, ABSENT_BYTES, ID_BYTES, Pool, present
-from .holdings import RetainedHolding, strip, without_absent
-from .lane import Cell, PageLane
-from .paged_reach import Pages, gaps
+from .cells import Cell
+from .holdings import PageHolding, strip, without_absent
+from .lane import PageLane
+from .paged_reach import Pages, gaps, pages_of
 from .radix import Node
 
 ABSENT_SLOTS = array("i", [ABSENT])
@@ -29,9 +30,9 @@ EVERY_PAGE = 1 << 62
 
 
 class PartialCell(Cell):
-    """A cell of which ``pages`` pages are present. ``slack`` is its place in the queue of slack, if it has any."""
+    """``slack`` is the cell's place in the queue of slack, if it has any."""
 
-    __slots__ = ("pages", "slack")
+    __slots__ = ("slack",)
 
     slack: SlackLink | None
 
@@ -39,9 +40,8 @@ class PartialCell(Cell):
         self.node = node
         self.data = data
         self.pages = pages
-        self.locks = 0
-        self.slack = None
-        self.next = None
+        self.locks = self.below = 0
+        self.slack = self.next = None
 
 
 class SlackLink(Link):
@@ -63,10 +63,11 @@ PartialCover = list[tuple[PartialCell, int]]
 """The cells that a lease covers, the deepest first, each with where its edge began then: it may have been split."""
 
 
-class PartialLane(PageLane[PartialCover, RetainedHolding]):
+class PartialLane(PageLane[PartialCell, PartialCover]):
     """The lane of a page component with any reach but a whole path. Cells with slack stand in a queue of their own."""
 
-    __slots__ = ("covered_slack", "head", "shape", "slack", "tail", "tree_page")
+    __slots__ = ("head", "shape", "slack", "tail")
+    kind = PartialCell
     retains = True
     tail: Callable[[int], int]
 
@@ -78,14 +79,10 @@ class PartialLane(PageLane[PartialCover, RetainedHolding]):
         """So many pages at the start of a path are never slack: all, where a plugin may want any of them covered."""
         if shape is not None and self.hooks.acquire_component_lock is None:
             self.head = -(-shape.head // self.page)
-        self.slack = queue.before()
-        self.covered_slack = 0
-        """The pages that are slack in covered cells: ``leased`` counts them, and they may go."""
-        self.tree_page = tree_page
+        self.slack: Queue[SlackLink] = queue.before()
 
     def reset(self) -> None:
         super().reset()
-        self.covered_slack = 0
         for slack in list(self.slack):
             self.slack.remove(slack)
             slack.cell.slack = None  # cut the cycle
@@ -114,8 +111,6 @@ class PartialLane(PageLane[PartialCover, RetainedHolding]):
         if self.tail(node.end) > node.parent.end and (pages := self.slack_of(cell)):
             slack = cell.slack = SlackLink(cell, pages)
             self.slack.add(slack)
-            if cell.locks:
-                self.covered_slack += pages
 
     def _drop_slack(self, cell: PartialCell) -> None:
         """Take ``cell``, whose pages change, out of the queue of slack."""
@@ -123,40 +118,35 @@ class PartialLane(PageLane[PartialCover, RetainedHolding]):
         if slack is not None:
             self.slack.remove(slack)
             cell.slack = None
-            if cell.locks:
-                self.covered_slack -= slack.pages
 
-    def _change(self, cell: PartialCell, slots: array[int]) -> None:
-        """Make ``slots`` the last pages of the edge of ``cell``, and drop the cell if none is left and none covers it.
+    def place(self, node: Node, data: bytes, pages: int) -> PartialCell:
+        cell = super().place(node, data, pages)
+        self._note_slack(cell)
+        return cell
 
-        Whoever calls this frees the pages that were taken out.
-        """
-        before = cell.data
+    def change(self, cell: PartialCell, slots: array[int]) -> None:
         self._drop_slack(cell)
-        cell.data = strip(slots.tobytes())
-        more = present(cell.data) - cell.pages
-        cell.pages += more
-        self.in_tree += more
-        if cell.locks:
-            self.leased += more
-        if self.recorder is not None:
-            self.recorder.changed(self, cell.node, before, cell.data)
-        if cell.pages or cell.locks:
+        super().change(cell, slots)
+        if cell.pages:
             self._note_slack(cell)
-        else:
-            if cell.next is not None:
-                self.queue.remove(cell)
-            self._unhang(cell)
 
-    def _unhang(self, cell: PartialCell) -> None:
-        """Take an empty ``cell``, which stands in no queue, from its node."""
-        cell.node.cells[self.index] = None
-        self.queue.forget(cell)
+    def divide(self, upper: Node, lower: Node) -> None:
+        cell: PartialCell | None = lower.cells[self.index]
+        if cell is not None:
+            self._drop_slack(cell)
+            super().divide(upper, lower)
+            for half in (upper.cells[self.index], cell):
+                if half is not None and half.pages:
+                    self._note_slack(half)
+
+    def _detach(self, cell: PartialCell, gone: list[bytes]) -> None:
+        self._drop_slack(cell)
+        super()._detach(cell, gone)
 
     @property
     def evictable(self) -> int:
         """The pages that may be evicted, including slack of covered cells."""
-        return self.in_tree - self.leased + self.covered_slack
+        return self.in_tree - self.leased + sum(slack.pages for slack in self.slack if slack.cell.locks)
 
     def trim(self, cells: list[PartialCell], emptied: list[Node]) -> int:
         got = 0
@@ -166,7 +156,7 @@ class PartialLane(PageLane[PartialCover, RetainedHolding]):
             slots = array("i", cell.data)
             gone = without_absent(slots[first:last].tobytes())
             slots[first:last] = ABSENT_SLOTS * (last - first)
-            self._change(cell, slots)
+            self.change(cell, slots)
             self.pool.give(gone)
             got += len(gone) // ID_BYTES
         return got
@@ -180,14 +170,6 @@ class PartialLane(PageLane[PartialCover, RetainedHolding]):
             got += slack.pages
             cells.append(slack.cell)
         return cells
-
-    def retract(self, node: Node, slots: set[int]) -> None:
-        """Take ``slots`` out of the cell of ``node``. The rest of the cell stays, whether a lease covers it or not."""
-        cell: PartialCell = node.cells[self.index]
-        gone = [slot for slot in self.slots_of(cell) if slot in slots]
-        if gone:
-            self._change(cell, array("i", [ABSENT if slot in slots else slot for slot in array("i", cell.data)]))
-            self.pool.give_slots(gone)
 
     def _cells(self, node: Node, pages: Pages) -> PartialCover:
         """The cells of the path to ``node`` whose edges have some of ``pages``, the deepest first."""
@@ -207,10 +189,10 @@ class PartialLane(PageLane[PartialCover, RetainedHolding]):
 
     # ------------------------------------------------------------ covering
     def acquire(self, node: Node, receipt: Receipt | None = None) -> PartialCover | None:
-        pages, page = self.paged.outlook[node.end], self.page
+        pages = self.paged.outlook[node.end]
         if receipt is not None:
             positions = [(max(0, low), min(high, node.end)) for low, high in receipt.positions]
-            pages = merged((*pages, *((low // page, -(-high // page)) for low, high in positions if low < high)))
+            pages = merged((*pages, *pages_of(positions, self.page)))
         cells = self._cells(node, pages)
         for cell, _ in cells:
             self.pin(cell)
@@ -225,36 +207,10 @@ class PartialLane(PageLane[PartialCover, RetainedHolding]):
                     break
                 cell = above.cells[self.index]  # a split divided the edge
 
-    def pin(self, cell: PartialCell) -> None:
-        cell.locks += 1
-        if cell.locks > 1:
-            return
-        self.leased += cell.pages
-        if cell.slack is not None:
-            self.covered_slack += cell.slack.pages
-        if cell.next is not None:
-            self.queue.remove(cell)
-
-    def unpin(self, cell: PartialCell, recent: bool = True) -> None:
-        cell.locks -= 1
-        if cell.locks:
-            return
-        self.leased -= cell.pages
-        if cell.slack is not None:
-            self.covered_slack -= cell.slack.pages
-        if not cell.pages:
-            self._unhang(cell)
-        elif recent:
-            self.queue.add(cell)
-        else:
-            self.queue.add_first(cell)
-
     # ------------------------------------------------------------ a sequence's way
-    def open(self, node: Node) -> RetainedHolding:
+    def open(self, node: Node) -> PageHolding:
         end = node.end
-        holding = RetainedHolding(self._read(self._cells(node, self.paged.outlook[end]), end), end // self.page)
-        holding.looked = end // self.page
-        return holding
+        return PageHolding(self._read(self._cells(node, self.paged.outlook[end]), end), end // self.page)
 
     def row(self, node: Node, boundary: int) -> bytes:
         return self._read(self._cells(node, self.paged.outlook[boundary]), boundary).tobytes()
@@ -281,7 +237,7 @@ class PartialLane(PageLane[PartialCover, RetainedHolding]):
             table[first:end] = ABSENT_SLOTS * (end - first)
         return table
 
-    def reads_past(self, holding: RetainedHolding, boundary: int) -> bool:
+    def reads_past(self, holding: PageHolding, boundary: int) -> bool:
         """Whether nothing before ``boundary`` is present, which has to be searched for."""
         table = holding.table
         count = min(boundary // self.page, len(table))
@@ -289,7 +245,7 @@ class PartialLane(PageLane[PartialCover, RetainedHolding]):
             return False
         return table[:count].tobytes() == ABSENT_BYTES * count
 
-    def read_covered(self, holding: RetainedHolding, cover: PartialCover | None, boundary: int) -> None:
+    def read_covered(self, holding: PageHolding, cover: PartialCover | None, boundary: int) -> None:
         """Keep reading what ``boundary`` needs: a hole does not end what the lease covers.
 
         Of a reach that is convex the lease covers nothing else, so ``until`` does not decide what is read on.
@@ -298,16 +254,16 @@ class PartialLane(PageLane[PartialCover, RetainedHolding]):
         if self.shape is None and self.paged.convex:
             self._forget(holding, self.paged.outlook[boundary], 0, min(boundary // self.page, holding.owned))
 
-    def retain(self, holding: RetainedHolding, floor: int) -> None:
+    def retain(self, holding: PageHolding, floor: int) -> None:
         high = min(floor // self.page, len(holding.table))
         if high > holding.looked:
             low = self.paged.first_to_leave(holding.looked * self.page)
             self._forget(holding, self.paged.kept[floor], low, high)
             holding.looked = high
 
-    def _forget(self, holding: RetainedHolding, kept: Pages, low: int, high: int) -> None:
+    def _forget(self, holding: PageHolding, kept: Pages, low: int, high: int) -> None:
         """Let go of the pages in [low, high) that are not ``kept``: free the own ones, and stop reading the others."""
-        table, owned, whole = holding.table, holding.owned, holding.whole
+        table, owned = holding.table, holding.owned
         gone = array("i")
         for first, end in gaps(kept, low, high):
             absent = ABSENT_SLOTS * (end - first)
@@ -318,65 +274,31 @@ class PartialLane(PageLane[PartialCover, RetainedHolding]):
             holding.change(first)
             if first > owned:
                 gone += slots
-                holding.whole = False
             elif end > owned:
                 gone += slots[owned - first :]
                 holding.owned = end
         if gone:
-            self.pool.give(gone.tobytes() if whole else without_absent(gone.tobytes()))
-
-    # ------------------------------------------------------------ cells
-    def divide(self, upper: Node, lower: Node) -> None:
-        i = self.index
-        cell: PartialCell = lower.cells[i]
-        if cell is None:
-            return
-        cut = (lower.end - upper.end) // self.page * ID_BYTES
-        data = cell.data
-        whole = cell.pages
-        linked = cell.next is not None
-        new = PartialCell(upper, strip(data[:-cut]) if len(data) > cut else b"", 0)
-        new.pages = present(new.data)
-        cell.data = strip(data[-cut:])
-        cell.pages = whole - new.pages
-        new.locks = cell.locks
-        self._drop_slack(cell)
-        if new.pages or new.locks:
-            upper.cells[i] = new
-            self.queue.inherit(new, cell, linked=linked)
-            self._note_slack(new)
-        if cell.pages or cell.locks:
-            self._note_slack(cell)
-        else:
-            if linked:
-                self.queue.remove(cell)
-            self._unhang(cell)
+            self.pool.give(without_absent(gone.tobytes()))
 
     # ------------------------------------------------------------ handing over
-    def adopt(self, run: list[Node], holding: RetainedHolding) -> None:
+    def adopt(self, run: list[Node], holding: PageHolding) -> None:
         """Each cell counts as used when its turn comes, new or not: so what lies above goes first.
 
         What is filled at a boundary that the sequence only passed is no such use: see ``_enter_new``.
         """
-        i = self.index
         page = self.page
-        table = holding.table
         first = holding.owned
         end = run[-1].end if run else 0
         for node in run:
             last = node.end // page
             if last > first:  # the holding has pages of this edge
-                cell: PartialCell | None = node.cells[i]
-                mine = table[first:last].tobytes()
-                if cell is None:
-                    cell = self._hang(node, mine, holding.whole)
-                    holding.owned = last
-                    if cell is not None:
-                        self._enter_new(cell, end)
-                else:
+                cell: PartialCell | None = node.cells[self.index]
+                mine = strip(holding.table[first:last].tobytes())
+                if cell is not None:
                     self._merge(cell, mine, holding)
-                    holding.owned = last
-                first = last
+                elif mine:
+                    self._enter_new(self.place(node, mine, present(mine)), end)
+                holding.owned = first = last
 
     def _enter_new(self, cell: PartialCell, end: int) -> None:
         """Enter a new cell into the queue, of a sequence whose part of a path goes to ``end``.
@@ -385,83 +307,43 @@ class PartialLane(PageLane[PartialCover, RetainedHolding]):
         and nobody came back. Not so where prompts part, nor where resuming at ``end`` needs the cell.
         """
         node = cell.node
-        if node.end > self.tail(end) or node.forks or node.start < self.head * self.page:
-            self.queue.add(cell)
-        else:
-            self.queue.add_first(cell)
+        self.enter(cell, node.end > self.tail(end) or node.forks or node.start < self.head * self.page)
 
-    def _hang(self, node: Node, mine: bytes, whole: bool) -> PartialCell | None:
-        """Make a cell of ``mine``, the sequence's last pages of the edge, if any is present: all are if ``whole``.
+    def _merge(self, cell: PartialCell, mine: bytes, holding: PageHolding) -> None:
+        """Fill the gaps of ``cell`` with ``mine``, the sequence's last pages of its edge, and give back duplicates.
 
-        The cell stands in no queue of eviction yet.
-        """
-        pages = len(mine) // ID_BYTES
-        if not whole:
-            mine = strip(mine)
-            pages = present(mine)
-            if not pages:
-                return None
-        cell = PartialCell(node, mine, pages)
-        node.cells[self.index] = cell
-        self.in_tree += pages
-        if self.recorder is not None:
-            self.recorder.changed(self, node, None, mine)
-        self._note_slack(cell)
-        return cell
-
-    def _merge(self, cell: PartialCell, mine: bytes, holding: RetainedHolding) -> None:
-        """Fill the gaps of ``cell`` with the sequence's pages, give back duplicates, and read what the tree has.
-
-        ``mine`` are the sequence's last pages of the cell's edge. The cell counts as used, even if nothing is new.
+        The sequence reads the tree's instead of these: the lease covers what its boundary needs of them. The cell
+        counts as used, even if nothing is new.
         """
         if cell.next is not None:
             self.queue.touch(cell)
-        if mine.startswith(ABSENT_BYTES):
-            mine = strip(mine)
-            if not mine:
-                return
-        node = cell.node
-        last = node.end // self.page
-        first = last - len(mine) // ID_BYTES
-        count = (node.end - node.parent.end) // self.page
-        if cell.pages == count and ABSENT_BYTES not in mine:  # the tree has all pages: these are duplicates
-            self.pool.give(mine)
-            holding.table[first:last] = array("i", cell.data[-len(mine) :])
-            holding.change(first)
+        if not mine:
             return
-        ours = array("i", mine)
-        lead = count - len(ours)
-        tree = array("i", ABSENT_BYTES * (count - len(cell.data) // ID_BYTES) + cell.data)
+        ours, tree = array("i", mine), self.edge(cell.node)
+        end = cell.node.end // self.page
+        first = end - len(ours)
+        holding.change(first)
+        if ABSENT not in ours and ABSENT not in tree:  # the usual case: all are duplicates
+            self.pool.give(mine)
+            holding.table[first:end] = tree[-len(ours) :]
+            return
         duplicates = array("i")
-        for p, slot in enumerate(ours, lead):
-            if slot == ABSENT:
+        for p in range(-len(ours), 0):
+            if ours[p] == ABSENT:
                 continue
             if tree[p] == ABSENT:
-                tree[p] = slot
+                tree[p] = ours[p]
             else:
-                duplicates.append(slot)
+                duplicates.append(ours[p])
+                holding.table[end + p] = tree[p]
         if duplicates:
             self.pool.give(duplicates.tobytes())
-        if len(duplicates) < present(mine):
-            self._change(cell, tree)
-        # Only what the sequence held is read from the tree now: the lease covers what its boundary needs of it.
-        for p, slot in enumerate(ours):
-            holding.table[first + p] = ABSENT if slot == ABSENT else tree[lead + p]
-        holding.change(first)
+        if tree.count(ABSENT) < len(tree) - cell.pages:
+            self.change(cell, tree)
 
-    def hold_back(self, holding: RetainedHolding, start: int, upto: int, keep: tuple[Interval, ...]) -> None:
-        page, table = self.page, holding.table
-        spans = merged((*keep, *self.needs(upto)))
-        gone = array("i")
-        for p in range(start // page, upto // page):
-            lo, hi = p * page, (p + 1) * page
-            if table[p] != ABSENT and not any(a < hi and lo < b for a, b in spans):
-                gone.append(table[p])
-                table[p] = ABSENT
-                holding.whole = False
-        if gone:
-            self.pool.give(gone.tobytes())
-            holding.change(start // page)
+    def hold_back(self, holding: PageHolding, start: int, upto: int, keep: tuple[Interval, ...]) -> None:
+        kept = merged((*self.paged.needs[upto], *pages_of(keep, self.page)))
+        self._forget(holding, kept, start // self.page, upto // self.page)
 
     def needed_pages(self, first: int, length: int) -> list[bool]:
         page, needs = self.page, self.paged.needs[length]
@@ -469,11 +351,3 @@ class PartialLane(PageLane[PartialCover, RetainedHolding]):
             (p + 1) * page > length or any(low <= p < high for low, high in needs)
             for p in range(first, -(-length // page))
         ]
-
-    # ------------------------------------------------------------ eviction
-    def size(self, cell: PartialCell) -> int:
-        return cell.pages
-
-    def _detach(self, cell: PartialCell, node: Node, gone: list[bytes]) -> None:
-        self._drop_slack(cell)
-        super()._detach(cell, node, gone)

@@ -20,12 +20,12 @@ from typing import Any
 
 from ..contract.composition import Part
 from ..contract.queues import Queue
-from ..contract.reach import Interval
 from ..contract.values import Receipt
 from ..device.codecs import Coder
 from ..device.pool import NO_SLOT, Pool
+from .cells import Cell
 from .holdings import StateHolding
-from .lane import Cell, Lane, state_gap_in
+from .lane import Lane
 from .radix import Node, path_up
 
 
@@ -36,15 +36,20 @@ class StateCell(Cell):
 
     __slots__ = ("passed", "unwanted")
 
-    def __init__(self, node: Node, slot: int) -> None:
-        super().__init__(node, slot)
+    def __init__(self, node: Node, data: bytes, pages: int) -> None:
+        super().__init__(node, data, pages)
         self.passed = self.unwanted = False
 
+    @property
+    def slot(self) -> int:
+        return array("i", self.data)[0]
 
-class StateLane(Lane[StateCell, StateHolding]):
+
+class StateLane(Lane[StateCell, StateCell, StateHolding]):
     """A cover is the cell of the state that is still to be copied."""
 
     __slots__ = ("_early", "admit", "per_sequence", "policy", "track_every")
+    kind = StateCell
     unit = "boundary"
     taken = "copy"
     """The kind of op that gives a sequence a state of the tree."""
@@ -63,18 +68,15 @@ class StateLane(Lane[StateCell, StateHolding]):
         self.policy = "" if part.admission is None else part.admission.name
         self.admit = None if part.admission is None else part.admission.admit
 
-    # ------------------------------------------------------------ matching
-    def gap(self, node: Node, at: int, high: int) -> Interval:
-        return state_gap_in(node.cells[self.index], node, self.paged.page, at, high)
-
+    # ------------------------------------------------------------ covering
     def row(self, node: Node, boundary: int) -> bytes:
-        return array("i", [node.cells[self.index].data] if boundary else []).tobytes()
+        cell: StateCell = node.cells[self.index]
+        return cell.data if boundary else b""
 
     def above(self, node: Node) -> list[StateCell]:
         """The states on the path from ``node`` upward, the nearest first."""
         return [cell for each in path_up(node) if (cell := each.cells[self.index]) is not None]
 
-    # ------------------------------------------------------------ covering
     def acquire(self, node: Node, receipt: Receipt | None = None) -> StateCell | None:
         cell: StateCell | None = node.cells[self.index]
         if cell is not None:
@@ -83,25 +85,7 @@ class StateLane(Lane[StateCell, StateHolding]):
         return cell
 
     def release(self, cover: StateCell, recent: bool = True) -> None:
-        cover.locks -= 1
-        if cover.locks:
-            return
-        self.leased -= 1
-        if recent:
-            self.queue_of(cover).add(cover)
-        else:
-            cover.unwanted = True
-            self._early.add_first(cover)
-
-    def pin(self, cell: StateCell) -> None:
-        if not cell.locks:
-            if cell.next is not None:
-                self.queue_of(cell).remove(cell)
-            self.leased += 1
-        cell.locks += 1
-
-    def unpin(self, cell: StateCell) -> None:
-        self.release(cell)
+        self.unpin(cover, recent)
 
     # ------------------------------------------------------------ the order of eviction
     def reset(self) -> None:
@@ -111,14 +95,16 @@ class StateLane(Lane[StateCell, StateHolding]):
     def queue_of(self, cell: StateCell) -> Queue:
         return self._early if cell.passed or cell.unwanted else self.queue
 
-    def goes_next(self, cell: StateCell) -> None:
-        self.queue_of(cell).remove(cell)
-        cell.unwanted = True
-        self._early.add_first(cell)
+    def enter(self, cell: StateCell, recent: bool = True) -> None:
+        if recent:
+            self.queue_of(cell).add(cell)
+        else:
+            cell.unwanted = True
+            self._early.add_first(cell)
 
     def put_back(self, cell: StateCell) -> None:
         cell.passed = cell.unwanted = False
-        self.queue.add(cell)
+        self.enter(cell)
 
     def _use(self, cell: StateCell) -> None:
         """``cell`` was used just now: it was computed again."""
@@ -154,8 +140,8 @@ class StateLane(Lane[StateCell, StateHolding]):
             before.remove(cell)
             after.add(cell)
 
-    def _pop_victim(self) -> Any:
-        return self._early.pop() or self.queue.pop()
+    def _pop_victim(self) -> StateCell | None:
+        return self._early.pop() or super()._pop_victim()
 
     def strays(self) -> list[Any]:
         found = [cell for cell in self._early if not self.has(cell) or self.queue_of(cell) is not self._early]
@@ -209,17 +195,14 @@ class StateLane(Lane[StateCell, StateHolding]):
 
     def keep(self, node: Node, slot: int) -> None:
         """Make a cell of a state. Call ``follow``, ``finish`` or ``line_up`` next: it stands in no queue yet."""
-        node.cells[self.index] = StateCell(node, slot)
-        self.in_tree += 1
-        if self.recorder is not None:
-            self.recorder.changed(self, node, None, slot)
+        self.place(node, array("i", [slot]).tobytes(), 1)
 
     def line_up(self, run: list[Node]) -> None:
         for node in run:
             cell = node.cells[self.index]
             if cell is not None and cell.next is None:
                 if not cell.locks:
-                    self.queue_of(cell).add(cell)
+                    self.enter(cell)
                 self._judge_above(node, serves=True)
 
     def follow(
@@ -275,9 +258,6 @@ class StateLane(Lane[StateCell, StateHolding]):
     def owned(self, holding: StateHolding) -> int:
         return len(holding.slots())
 
-    def slots_of(self, cell: StateCell | None) -> list[int]:
-        return [] if cell is None else [cell.data]
-
     def own_slots(self, holding: StateHolding) -> list[int]:
         return holding.slots()
 
@@ -291,19 +271,10 @@ class StateLane(Lane[StateCell, StateHolding]):
             if end - start <= len(holding.steps):
                 writes.extend(holding.steps)
 
-    # ------------------------------------------------------------ cells
-    def divide(self, upper: Node, lower: Node) -> None:
-        """The state stays at the end, which is the lower half's."""
-
-    def _detach(self, cell: StateCell, node: Node, gone: list[int]) -> None:
-        super()._detach(cell, node, gone)
+    def _detach(self, cell: StateCell, gone: list[bytes]) -> None:
+        super()._detach(cell, gone)
         if not cell.passed:  # the state above serves again what this one served
-            self._judge_above(node, serves=False)
-
-    def _give_all(self, gone: list[int]) -> int:
-        self.pool.give_slots(gone)
-        self.in_tree -= len(gone)
-        return len(gone)
+            self._judge_above(cell.node, serves=False)
 
 
 class RunningSlots:

@@ -30,6 +30,7 @@ from ...operations.step import Step
 from ...tiers import host_copies
 from ...tiers.host_copies import HostCopies
 from ...tiers.host_tier import LowerTier
+from ...tree.cells import Cells
 from ...tree.lane import Lane
 from ...tree.radix import Node, Root, Tree
 
@@ -45,7 +46,7 @@ def lane(cache: Cache, component: str) -> Lane:
     return cache.core.shape.lane(component)
 
 
-def all_lanes(cache: Cache) -> tuple[Lane, ...]:
+def all_lanes(cache: Cache) -> tuple[Cells, ...]:
     """The lanes of the device, then those of the tier below it."""
     return cache.core.shape.all_lanes
 
