@@ -85,7 +85,7 @@ def measure(
                 print(f"{composition['comps']}/{composition['page']} {group} {number + 1}: {side}", file=sys.stderr)
                 answer = running.run(side, group=group, **composition)
                 if why := answer.get("skipped"):
-                    unavailable = answer["error"] == "SideUnavailable"
+                    unavailable = answer["error"] == "EngineUnavailable"
                     reason = why if unavailable or not answer["error"] else f"{answer['error']}: {why}"
                     skipped[side if unavailable else f"{side}, {group}"] = reason
                 for row, samples in answer.get("rows", {}).items():

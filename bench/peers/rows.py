@@ -19,10 +19,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from bench.drivers.conversations import Turn, conversations
-from bench.drivers.interface import Driver
+from bench.engines.driver import Driver
 from bench.peers.sides import load
 from bench.runner.figures import Rows
+from bench.workloads.conversations import Turn, conversations
 
 Make = Callable[[int, int], Driver]
 clock = time.thread_time_ns

@@ -1,20 +1,20 @@
 """The sides of the comparison, ours and the peers', by name.
 
 A side is the ``module:Class`` of a driver. Its module is imported only in the process that measures this side, and
-raises ``SideUnavailable`` if the peer cannot be imported.
+raises ``EngineUnavailable`` if the peer cannot be imported.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
 
-from bench.drivers.interface import Driver
+from bench.engines.driver import Driver
 
 OURS = {
-    "prefixloom": "bench.drivers.drive_prefixloom:Prefixloom",
-    "in steps": "bench.drivers.drive_prefixloom:InSteps",
-    "tier idle": "bench.drivers.drive_prefixloom:WithIdleTier",
-    "stranger's": "bench.drivers.drive_prefixloom:WithForeignComponents",
+    "prefixloom": "bench.engines.ours:Prefixloom",
+    "in steps": "bench.engines.ours:InSteps",
+    "tier idle": "bench.engines.ours:WithIdleTier",
+    "stranger's": "bench.engines.ours:WithForeignComponents",
 }
 """Our sides: the installed plugins; each forward pass in a step; with a host tier that copies nothing; with foreign
 components in place of the installed ones."""
@@ -22,9 +22,9 @@ OURSELVES = next(iter(OURS))
 """The side that is compared with the peers."""
 
 PEERS = {
-    "SGLang Rust": "bench.drivers.drive_sglang:SGLangRust",
-    "SGLang Python": "bench.drivers.drive_sglang:SGLangPython",
-    "vLLM": "bench.drivers.drive_vllm:VLLM",
+    "SGLang Rust": "bench.engines.sglang_rows:SGLangRust",
+    "SGLang Python": "bench.engines.sglang_rows:SGLangPython",
+    "vLLM": "bench.engines.vllm:VLLM",
 }
 SIDES = OURS | PEERS
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 
-from bench.drivers.conversations import conversations
 from bench.runner.figures import Rows
+from bench.workloads.conversations import conversations
 
 COMPOSITIONS = ("F", "FS", "FM", "FSM")
 

@@ -20,8 +20,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from bench.drivers.conversations import Turn, conversations
-from bench.drivers.drive_prefixloom import InSteps, Prefixloom
+from bench.engines.ours import InSteps, Prefixloom
+from bench.workloads.conversations import Turn, conversations
 from prefixloom import Tokens, encode
 
 PHASES = ("open", "grow", "append", "compute", "close")

@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from bench.drivers.conversations import conversations
+from bench.workloads.conversations import conversations
 from bench.workloads.internals import internal, replaced
 from bench.workloads.tier_costs import WithTier
 from prefixloom import Buffer, Manifest, encode

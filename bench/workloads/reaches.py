@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from bench.drivers.conversations import conversations
+from bench.workloads.conversations import conversations
 from prefixloom import Buffer, Chunk, Component, Manifest, Path, Reach, Sequence, Sinks, Tail, Tokens, Window, compose
 from prefixloom import encode as encoded
 

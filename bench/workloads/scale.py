@@ -27,7 +27,7 @@ from array import array
 from collections.abc import Callable
 from typing import Any
 
-from bench.drivers.drive_prefixloom import Prefixloom
+from bench.engines.ours import Prefixloom
 from prefixloom import Sequence, Tokens, encode
 
 PAGE, LEAF, FEW = 16, 96, 1000

@@ -23,9 +23,9 @@ from functools import partial
 from typing import Any
 
 import prefixloom
-from bench.drivers.conversations import conversations
-from bench.drivers.drive_prefixloom import NAMES, Prefixloom, installed
+from bench.engines.ours import NAMES, Prefixloom, installed
 from bench.workloads.chat_turn import phases
+from bench.workloads.conversations import conversations
 from prefixloom import Profile, TierManifest, Tokens, encode
 from prefixloom_hicache import GuardLimits, HostTier, MemoryBackend
 

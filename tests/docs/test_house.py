@@ -97,13 +97,11 @@ BELOW: dict[str, dict[str, set[str]]] = {
     },
     "bench": {
         "runner": set(),
-        "drivers": {"runner"},
-        "foreign": {"drivers"},
-        "beside": {"drivers", "foreign"},
-        "workloads": {"runner", "drivers"},
+        "engines": set(),
+        "workloads": {"runner", "engines"},
         "lab": set(),
-        "serving": {"runner", "drivers", "workloads"},
-        "peers": {"runner", "drivers", "workloads"},
+        "serving": {"runner", "workloads"},
+        "peers": {"runner", "engines", "workloads"},
     },
 }  # fmt: skip
 """By package: the rooms that each of its rooms may import from, besides itself."""
@@ -225,12 +223,11 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 
 
 OTHERS_PRIVATE = {
-    "bench.beside.sglang": {"_batch", "_evict", "_numbers"},  # of a peer, and of its adapter
-    "bench.beside.vllm": {"_insert_block_hash", "_mamba_block_aligned_split", "_maybe_evict_cached_block"},  # of a peer
-    "bench.drivers.drive_sglang": {"_mamba_cache_chunk_size"},  # of a peer
-    "bench.foreign.known": {"_alloc_mamba_slot", "_components_tuple"},  # of a peer
-    "bench.foreign.sglang": {"_mamba_cache_chunk_size"},  # of a peer
-    "bench.foreign.vllm": {"_mamba_block_aligned_split"},  # of a peer
+    "bench.engines.sglang": {"_mamba_cache_chunk_size"},  # of a peer
+    "bench.engines.sglang_lab": {"_evict"},  # of a peer
+    "bench.engines.sglang_variants": {"_alloc_mamba_slot", "_components_tuple"},  # of a peer
+    "bench.engines.vllm": {"_mamba_block_aligned_split"},  # of a peer
+    "bench.engines.vllm_lab": {"_insert_block_hash", "_maybe_evict_cached_block"},  # of a peer
     "bench.peers.rows": {"_exit"},  # of ``os``
     "prefixloom_engine.contract.weights": {"_version"},  # of torch
     "prefixloom_engine.hf.identity": {

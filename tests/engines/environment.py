@@ -2,7 +2,7 @@
 
 ``python -m tests.engines.environment ENGINE --into FOLDER [--version V] [--project PATH]`` makes ``FOLDER/venv``. What
 the engine requires is read from the release itself. What only a GPU can use is left out, and where the engine imports
-it nevertheless, a stand-in takes its place (see ``bench/drivers/stand_ins.py``): a ``.pth`` file installs them, so that
+it nevertheless, a stand-in takes its place (see ``bench/engines/stand_ins.py``): a ``.pth`` file installs them, so that
 the engine's child processes have them too.
 """
 

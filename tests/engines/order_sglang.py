@@ -13,9 +13,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from bench.foreign.ours_in_sglang import OurCacheInSGLang
-from bench.foreign.sglang import SGLangCache
-from bench.foreign.sglang_scheduler import Scheduling
+from bench.engines.sglang import SGLangCache
+from bench.engines.sglang_loop import Scheduling
+from bench.engines.sglang_variants import OurCacheInSGLang
 from prefixloom_sglang.cache import PrefixloomCache
 from tests.engines.models import VOCABULARY
 from tests.engines.traffic import FIRST_TOKEN, Traffic, Turn

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bench.foreign.ours import OurCache
+from bench.engines.ours_kit import OurCache
 from prefixloom.testing.foreign import command
 from prefixloom.testing.foreign.command import ForeignSetup, find_adapter, report_on_foreign
 from prefixloom.testing.foreign.contract import AdapterUnavailable, ForeignCache
@@ -155,13 +155,13 @@ def test_the_report_says_what_was_done_and_what_was_found(capsys: pytest.Capture
 
 def test_what_is_no_adapter_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["nobody"]) == 2
-    assert "'nobody' is no entry point of the group 'prefixloom.foreign'" in capsys.readouterr().err
+    assert "'nobody': No module named 'nobody'" in capsys.readouterr().err
     assert command.main(["tests.support.foreign_cache:SlotContent"]) == 2
     assert command.main(["tests.support.foreign_cache:Nobody"]) == 2
     assert find_adapter("tests.support.foreign_cache:ListedCache") is listed.ListedCache
 
 
-@pytest.mark.parametrize("name", ["bench.foreign.sglang:SGLangCache", "bench.foreign.vllm:VLLMCache"])
+@pytest.mark.parametrize("name", ["bench.engines.sglang:SGLangCache", "bench.engines.vllm:VLLMCache"])
 def test_a_peer_passes_a_few_scripts(name: str) -> None:
     """``docs/peers.md`` has what many find."""
     try:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from bench.beside.sglang_sizes import SGLangOptions, sglang_sizes
-from bench.beside.vllm_sizes import vllm_sizes
+from bench.engines.sglang_sizes import SGLangOptions, sglang_sizes
+from bench.engines.vllm_sizes import vllm_sizes
 from prefixloom import compose
 from prefixloom.cache.cache import Cache
 from prefixloom.cache.sequence import Sequence
@@ -37,6 +37,7 @@ from prefixloom.lab.replay import PoolRoom
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 GIB = 1 << 30
+PEERS = {"vllm": "bench.engines.vllm_lab:VLLMBeside", "sglang": "bench.engines.sglang_lab:SGLangBeside"}
 LLAMA = {
     "model_type": "llama", "dtype": "bfloat16", "num_hidden_layers": 2, "num_attention_heads": 2,
     "num_key_value_heads": 2, "hidden_size": 32, "head_dim": 16,
@@ -256,7 +257,7 @@ def test_the_kinds_of_memory_follow_from_the_manifests() -> None:
 
 
 def test_a_peer_that_is_not_there_is_refused_by_name() -> None:
-    with pytest.raises(InputError, match="no peer of this name"):
+    with pytest.raises(InputError, match="No module named 'nobody'"):
         find_peer("nobody")
     with pytest.raises(InputError, match="no class of PeerCache"):
         find_peer("json:loads")
@@ -269,10 +270,10 @@ def test_a_peer_whose_engine_cannot_be_imported_says_how_to_get_it(
     engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, engine, None)
-    monkeypatch.delitem(__import__("sys").modules, f"bench.beside.{engine}", raising=False)
-    monkeypatch.delitem(__import__("sys").modules, f"bench.foreign.{engine}", raising=False)
+    for name in (f"bench.engines.{engine}", f"bench.engines.{engine}_lab"):
+        monkeypatch.delitem(__import__("sys").modules, name, raising=False)
     with pytest.raises(PeerUnavailable) as told:
-        find_peer({"vllm": "bench.beside.vllm:VLLMBeside", "sglang": "bench.beside.sglang:SGLangBeside"}[engine])
+        find_peer(PEERS[engine])
     assert f"pip install --no-deps {engine}==" in str(told.value) and "docs/peers.md" in str(told.value)
     assert "\n" not in str(told.value)
 
@@ -290,7 +291,7 @@ def test_what_the_drivers_do_not_know_is_refused_before_anything_runs(tmp_path: 
 
 def peer_of(engine: str) -> type[PeerCache]:
     try:
-        return find_peer({"vllm": "bench.beside.vllm:VLLMBeside", "sglang": "bench.beside.sglang:SGLangBeside"}[engine])
+        return find_peer(PEERS[engine])
     except PeerUnavailable as error:
         pytest.skip(str(error))
 

@@ -7,7 +7,8 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
-from bench.drivers.interface import Driver, SideUnavailable
+from bench.engines.driver import Driver
+from bench.engines.stand_ins import EngineUnavailable
 
 
 class Works(Driver):
@@ -78,7 +79,7 @@ class Works(Driver):
 
 class Absent(Works):
     def __init__(self, *sizes: Any) -> None:
-        raise SideUnavailable("no module named absent. Install it: pip install absent")
+        raise EngineUnavailable("no module named absent. Install it: pip install absent")
 
 
 class Fails(Works):

@@ -5,18 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from bench.foreign.ours_in_sglang import OurCacheInSGLang
-from bench.foreign.sglang import SGLangCache
+from bench.engines.sglang import SGLangCache
+from bench.engines.sglang_loop import Device
+from bench.engines.sglang_variants import OurCacheInSGLang
 from prefixloom.testing.foreign.contract import PassPart, PassResult
 
 WINDOW = 6
-
-
-class Device:
-    """A device that has always done its work."""
-
-    def run(self, work: Any) -> None:
-        work()
 
 
 def scheduler(letters: str = "F", page: int = 1, *, tokens: int = 400, own: bool = False, **parameters: Any) -> Any:

@@ -58,7 +58,7 @@ def totals(scheduler: Any) -> dict[str, tuple[int, int]]:
 @pytest.mark.parametrize("letters", SETS)
 def test_the_kit_finds_nothing(letters: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Content, owners, lost slots and orders, at pages of 1 and 4 tokens, with both sides' books checked."""
-    name = "bench.foreign.ours_in_sglang:OurCacheInSGLang"
+    name = "bench.engines.sglang_variants:OurCacheInSGLang"
     assert command.main([name, "--sets", letters, "--seeds", "3", "--schedules", "1"]) == 0, capsys.readouterr().out
     assert "0 findings" in capsys.readouterr().out
 
@@ -143,7 +143,7 @@ def test_bigram_keys_hit_only_where_the_next_token_agrees_too(page: int) -> None
 
 def test_of_requests_with_priorities_the_lowest_goes_first() -> None:
     made = scheduler("F", 1, eviction_policy="priority")
-    from bench.foreign import sglang as adapter
+    from bench.engines import sglang as adapter
 
     usual = adapter.Req
 

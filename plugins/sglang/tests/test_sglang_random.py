@@ -28,9 +28,9 @@ with warnings.catch_warnings():
     from sglang.srt.environ import envs
     from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
-    from bench.foreign.ours_in_sglang import OurCacheInSGLang
-    from bench.foreign.sglang import SGLangCache
-    from bench.foreign.sglang_scheduler import Scheduling
+    from bench.engines.sglang import SGLangCache
+    from bench.engines.sglang_loop import Scheduling
+    from bench.engines.sglang_variants import OurCacheInSGLang
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # SGLang's own
 

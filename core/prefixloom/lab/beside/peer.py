@@ -4,13 +4,12 @@ A peer is a class of ``PeerCache`` that makes the engine's own manager at the si
 for a model and a number of bytes, and calls it as the engine's scheduler does for one request. What overlaps in time,
 who waits, and who gives up its room is the lab's, and the same for all sides. No layer runs, and pools hold no bytes.
 
-Peers are found by entry points of the group ``prefixloom.beside``. Nothing here knows an engine.
+A peer is named ``module:Class``. Nothing here knows an engine.
 """
 
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
@@ -21,8 +20,6 @@ from ...contract.composition import Composition, Part
 from ...contract.reach import Path, Point, Window
 from ...errors import CapacityError, InputError
 from ...keys.tokens import Tokens
-
-GROUP = "prefixloom.beside"
 
 
 class PeerUnavailable(InputError):
@@ -177,28 +174,17 @@ class PeerCache(ABC):
 
 
 def find_peer(name: str) -> type[PeerCache]:
-    """The class of a peer, by the name of an entry point or as ``module:Class``.
+    """Return the class ``module:Class`` of a peer.
 
     InputError: there is none of this name. PeerUnavailable: its engine cannot be imported here.
     """
-    if ":" in name:
-        module, _, attribute = name.partition(":")
-        try:
-            found = getattr(importlib.import_module(module), attribute)
-        except (ModuleNotFoundError, AttributeError) as error:
-            raise InputError(f"--beside {name}: {error}") from error
-    else:
-        points = importlib.metadata.entry_points(group=GROUP)
-        chosen = [point for point in points if point.name == name]
-        if not chosen:
-            listed = (
-                ", ".join(sorted({point.name for point in points})) or "none: peers' drivers are in a checkout only"
-            )
-            raise InputError(f"--beside {name}: no peer of this name is installed (there are: {listed})")
-        try:
-            found = chosen[0].load()
-        except ModuleNotFoundError as error:
-            raise PeerUnavailable(f"--beside {name} is {chosen[0].value}, which runs in a checkout: {error}") from error
+    module, _, attribute = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ModuleNotFoundError, AttributeError, ValueError) as error:
+        raise InputError(f"--beside {name}: {error}") from error
+    except ImportError as error:
+        raise PeerUnavailable(f"--beside {name}: {error}") from error
     if not (isinstance(found, type) and issubclass(found, PeerCache)):
         raise InputError(f"--beside {name} is {found!r}, and no class of PeerCache")
     return found

@@ -8,6 +8,6 @@
     hits       asks what hits where nothing was evicted, so that a cache that never hits is told so
     command    finds an adapter by its name, and reports on it
 
-An adapter is found by an entry point of the group ``prefixloom.foreign`` or as ``module:Class``, so this room knows no
-engine by name. ``python -m prefixloom.testing.foreign NAME`` runs everything. Read ``contract`` first, then ``player``.
+An adapter is named ``module:Class``, so this room knows no engine. ``python -m prefixloom.testing.foreign NAME`` runs
+everything. Read ``contract`` first, then ``player``.
 """

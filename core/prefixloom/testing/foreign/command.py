@@ -1,6 +1,6 @@
 """Finds an adapter by its name, holds its cache against everything, and prints what was found.
 
-An adapter's name is that of an entry point of the group ``prefixloom.foreign``, or ``module:Class``.
+An adapter's name is ``module:Class``.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import ast
 import importlib
-import importlib.metadata
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -24,7 +23,6 @@ from .orders import SCHEDULES, explore_orders, plans_of
 from .player import ForeignOp, MakeForeign, failure_of, play_foreign
 from .traffic import random_script, shorter_script
 
-GROUP = "prefixloom.foreign"
 WINDOW = 6
 SIZES = {"tight": (64, 15), "roomy": (400, 60)}
 """Tokens and states of the pools. In the tight ones four requests do not fit."""
@@ -32,25 +30,12 @@ OPS = 60
 
 
 def find_adapter(name: str) -> type[ForeignCache]:
-    """Return an adapter's class. AdapterUnavailable: there is none of this name, or its engine cannot be imported."""
-    if ":" in name:
-        module, _, attribute = name.partition(":")
-        try:
-            found = getattr(importlib.import_module(module), attribute)
-        except (ModuleNotFoundError, AttributeError) as error:
-            raise AdapterUnavailable(f"{name!r}: {error}") from error
-    else:
-        points = importlib.metadata.entry_points(group=GROUP)
-        chosen = [point for point in points if point.name == name]
-        if not chosen:
-            listed = ", ".join(sorted({point.name for point in points})) or "none"
-            raise AdapterUnavailable(
-                f"{name!r} is no entry point of the group {GROUP!r} (there are: {listed}), and not module:Class"
-            )
-        try:
-            found = chosen[0].load()
-        except ModuleNotFoundError as error:
-            raise AdapterUnavailable(f"{name!r} is {chosen[0].value}: {error}") from error
+    """Return the class ``module:Class``. AdapterUnavailable: there is none, or its engine cannot be imported."""
+    module, _, attribute = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise AdapterUnavailable(f"{name!r}: {error}") from error
     if not (isinstance(found, type) and issubclass(found, ForeignCache)):
         raise AdapterUnavailable(f"{name!r} is {found!r}, and not a class of ForeignCache")
     return found
@@ -179,7 +164,7 @@ def _hits(report: ForeignReport, setup: ForeignSetup, adapter: type[ForeignCache
 def main(arguments: Sequence[str] | None = None) -> int:
     """Return 0 if everything holds, 1 if there are findings, and 2 if there is nothing to test."""
     parser = argparse.ArgumentParser(prog="python -m prefixloom.testing.foreign", description=__doc__)
-    parser.add_argument("name", help="an entry point of the group prefixloom.foreign, or module:Class")
+    parser.add_argument("name", help="module:Class of an adapter")
     parser.add_argument("--sets", default="", help="sets of components, for example F,FM; default: all")
     parser.add_argument("--seeds", type=int, default=20, help="random scripts for each setup")
     parser.add_argument("--seed", type=int, default=0, help="the first one")

@@ -1,19 +1,52 @@
-"""Stand-ins for modules that a peer imports but its cache manager never calls: kernels for GPUs, parsers.
+"""How an engine is imported without a GPU: stand-ins take the place of modules that its cache manager never calls.
 
-While a peer is imported, its code imports, subclasses and subscripts these modules' names, and uses them as decorators.
-A stand-in allows all of this. After ``sealed(True)``, a call of a stand-in raises: nothing that is timed may use one.
+While an engine is imported, its code imports, subclasses and subscripts these modules' names, and uses them as
+decorators. A stand-in allows all of this. After ``sealed(True)``, a call of a stand-in raises: nothing that is timed
+may use one.
 """
 
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from importlib import import_module, metadata
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
 _sealed = False
+
+
+class EngineUnavailable(ImportError):
+    """An engine cannot be imported here, or not measured. The message says why, or what to install."""
+
+
+@contextmanager
+def imported(engine: str, release: str, *roots: str) -> Iterator[None]:
+    """Import an engine in the block, with stand-ins for the modules ``roots``, which are sealed at its end."""
+    sealed(False)
+    stand_in(*roots)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    except ImportError as error:
+        raise EngineUnavailable(
+            f"{engine} cannot be imported here ({error}), get it by `pip install --no-deps {engine}=={release}` beside "
+            f"what its cache manager imports, as docs/peers.md says"
+        ) from error
+    sealed(True)
+
+
+def version_of(engine: str, name: str) -> str:
+    """Return the name and version of an engine that is installed, or unpacked on the path."""
+    try:
+        return f"{name} {metadata.version(engine)}"
+    except metadata.PackageNotFoundError:
+        return f"{name} {import_module(engine).__version__}"
 
 
 def _is_private(name: str) -> bool:
@@ -113,6 +146,6 @@ def stand_in(*roots: str) -> None:
 
 
 def sealed(whether: bool) -> None:
-    """Decide whether a call of a stand-in raises from now on."""
+    """Let a call of a stand-in raise from now on, or not."""
     global _sealed
     _sealed = whether

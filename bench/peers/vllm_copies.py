@@ -2,7 +2,7 @@
 
 The worker's side of the connector stores blocks to the host and loads them again, without vLLM. Beside it stands a copy
 for each block and layer by torch, from pageable and from page-locked memory of the host. The model is a stand-in that
-multiplies matrices on its own stream. ``python -m bench.foreign.vllm_copies``, on a machine with a GPU.
+multiplies matrices on its own stream. ``python -m bench.peers.vllm_copies``, on a machine with a GPU.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def measure(name: str, folder: Path, rounds: int) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.foreign.vllm_copies", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.peers.vllm_copies", description=__doc__)
     parser.add_argument("--rounds", type=int, default=9)
     options = parser.parse_args()
     if not torch.cuda.is_available():

@@ -8,7 +8,7 @@ blocks on the device and the same bytes on the host.
 Counted are the tokens that each side found, and the processor time of the thread that schedules: in ``add_request``,
 ``schedule`` and ``update_from_output``, where connectors do all their work. Run in vLLM's environment (docs/vllm.md):
 
-    python -m bench.drivers.drive_vllm_scheduler --trace TRACE.jsonl.gz --model MODEL --groups full,window
+    python -m bench.peers.vllm_trace --trace TRACE.jsonl.gz --model MODEL --groups full,window
 """
 
 from __future__ import annotations

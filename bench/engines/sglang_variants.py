@@ -1,14 +1,51 @@
-"""SGLang's cache with mistakes put back that its makers have repaired: the kit must find them in the cache's own code.
+"""SGLang's adapter with another prefix cache: ours in its place, or SGLang's own with a mistake put back.
 
-Each class patches one method of one cache. The patch is ours and does what the thread describes.
+The mistakes are those that SGLang's makers have repaired. The kit must find them in the cache's own code. Each class
+patches one method of one cache. The patch is ours and does what the thread describes.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
-from bench.foreign.sglang import TYPES, SGLangCache
+from bench.engines.sglang import NAMES, TYPES, SGLangCache
+from prefixloom_sglang.audit import AuditedCache
+from prefixloom_sglang.cache import PrefixloomCache
+from prefixloom_sglang.composition import FULL, STATE, SWA, books_for, pools_of
+
+COMPONENTS = {"F": FULL, "S": SWA, "M": STATE}
+KINDS = {"F": "full_attention", "S": "sliding_attention", "M": "linear_attention"}
+SIZES = {
+    "num_attention_heads": 1, "num_key_value_heads": 1, "hidden_size": 16, "head_dim": 16, "dtype": "float32",
+    "linear_num_key_heads": 1, "linear_num_value_heads": 1, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+    "linear_conv_kernel_dim": 4,
+}  # fmt: skip
+
+
+class OurCacheInSGLang(SGLangCache):
+    """prefixloom in SGLang's scheduler: SGLang's requests, batches, pools and calls, over our books."""
+
+    core: ClassVar[str] = "prefixloom"
+    cache_class: ClassVar[type[PrefixloomCache]] = AuditedCache
+    """With debug mode, or without."""
+
+    def _prefix_cache(self, params: Any) -> PrefixloomCache:
+        pools = pools_of(params, "S" in self.letters, "M" in self.letters)
+        config = {
+            "model_type": "qwen3_next", "num_hidden_layers": len(self.letters),
+            "layer_types": [KINDS[each] for each in self.letters],
+            "sliding_window": (params.sliding_window_size or 0) + 1, **SIZES,
+        }  # fmt: skip
+        books = books_for(config, pools, bigrams=params.is_eagle, policy=params.eviction_policy)
+        return self.cache_class(params, books)
+
+    def _cached_units(self) -> dict[str, list[int]]:
+        found = {}
+        for each in self.letters:
+            pool = self.cache.books.pool(COMPONENTS[each])
+            found[NAMES[each]] = [page for page in range(pool.capacity) if pool.has(page)]
+        return found
 
 
 def component_of(cache: Any, letter: str) -> Any:

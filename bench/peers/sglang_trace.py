@@ -1,6 +1,6 @@
 """A trace through SGLang's scheduler calls and pools, with SGLang's own prefix cache and with ours, at equal memory.
 
-``python -m bench.foreign.beside_sglang TRACE [--letters FS] [--requests 1000] [--tokens 512000] [--page 1] [--events]``
+``python -m bench.peers.sglang_trace TRACE [--letters FS] [--requests 1000] [--tokens 512000] [--page 1] [--events]``
 
 The sides take turns in one process, a few requests each, so that both see the same machine. Time is CPU time of the
 thread. "Whole" is all that the scheduler does for a request: its queue, admission, batches, slots, results and its
@@ -24,7 +24,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from bench.drivers.trace_requests import TraceRequest, read
+from prefixloom.lab import read_trace
 
 METHODS = (
     "match_prefix", "touch_prefix", "inc_lock_ref", "dec_lock_ref", "lock", "unlock", "checkpoint", "on_release",
@@ -32,6 +32,10 @@ METHODS = (
     "swa_evictable_size", "mamba_evictable_size", "swa_retain_floor",
 )  # fmt: skip
 """What SGLang's scheduler calls of its cache."""
+
+
+Asked = tuple[list[int], int]
+"""The tokens of a prompt, and how many its answer has."""
 
 
 class Stopwatch:
@@ -76,11 +80,10 @@ class TimedSide:
                 if hasattr(scheduler.cache, method):
                     setattr(scheduler.cache, method, self.cache.around(getattr(scheduler.cache, method)))
 
-    def serve(self, requests: list[TraceRequest], answer: int) -> None:
-        for number, request in enumerate(requests):
-            said = list(range(number, number + min(answer, request.answer)))
-            self.scheduler.submit(request.tokens, said)
-            self.asked += len(request.tokens)
+    def serve(self, requests: list[Asked], answer: int) -> None:
+        for number, (tokens, output) in enumerate(requests):
+            self.scheduler.submit(tokens, list(range(number, number + min(answer, output))))
+            self.asked += len(tokens)
         while self.scheduler.busy:
             begun = time.thread_time()
             moved = self.scheduler.iterate()
@@ -97,9 +100,9 @@ class TimedSide:
 
 
 def sides(told: argparse.Namespace, longest: int) -> Iterator[TimedSide]:
-    from bench.foreign.ours_in_sglang import OurCacheInSGLang
-    from bench.foreign.sglang import SGLangCache
-    from bench.foreign.sglang_scheduler import Scheduling
+    from bench.engines.sglang import SGLangCache
+    from bench.engines.sglang_loop import Scheduling
+    from bench.engines.sglang_variants import OurCacheInSGLang
     from prefixloom_sglang.cache import PrefixloomCache
 
     members = {
@@ -121,7 +124,7 @@ def sides(told: argparse.Namespace, longest: int) -> Iterator[TimedSide]:
             yield TimedSide(called, scheduler, not told.whole_only, with_events)
 
 
-def batches(requests: list[TraceRequest], size: int) -> Iterator[list[TraceRequest]]:
+def batches(requests: list[Asked], size: int) -> Iterator[list[Asked]]:
     left = iter(requests)
     while batch := list(islice(left, size)):
         yield batch
@@ -148,8 +151,11 @@ def main() -> int:
     parser.add_argument("--events", action="store_true", help="each side also with KV events")
     parser.add_argument("--json", action="store_true")
     told = parser.parse_args()
-    requests = [each for each in read(told.trace, told.requests) if len(each.tokens) < told.tokens // 2]
-    longest = max(len(each.tokens) for each in requests) + told.answer
+    asked = read_trace(told.trace, limit=told.requests)
+    requests = [
+        (each.prompt.tokens().tolist(), max(1, each.output)) for each in asked if each.prompt.count < told.tokens // 2
+    ]
+    longest = max(len(tokens) for tokens, _ in requests) + told.answer
     made = [*sides(told, longest)]
     gc.collect()
     gc.freeze()  # what was imported is not looked at again

@@ -7,54 +7,35 @@ evicts and takes slots, ``checkpoint_kv_cache`` behind it, and ``release_kv_cach
 
 from __future__ import annotations
 
-from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
-from bench.beside.sglang_sizes import SGLangOptions, sglang_sizes
+from bench.engines.sglang import SGLangCache, checkpoint_kv_cache, release_kv_cache, torch
+from bench.engines.sglang_sizes import SGLangOptions, sglang_sizes
+from bench.engines.stand_ins import imported
 from prefixloom import Tokens
-from prefixloom.lab.beside.peer import (
-    MemoryKind,
-    NotSized,
-    PeerCache,
-    PeerFull,
-    PeerMatch,
-    PeerPool,
-    PeerUnavailable,
-    PeerUse,
-)
-from prefixloom.testing.foreign.contract import AdapterUnavailable
+from prefixloom.lab.beside.peer import MemoryKind, NotSized, PeerCache, PeerFull, PeerMatch, PeerPool, PeerUse
 
-try:
-    from bench.foreign.sglang import SGLangCache
-except AdapterUnavailable as error:
-    raise PeerUnavailable(
-        f"--beside sglang: SGLang cannot be imported here ({error.__cause__}), get it by `pip install --no-deps "
-        f"sglang==0.5.23` beside what its cache manager imports, as docs/peers.md says"
-    ) from error
-
-import torch
-from sglang.srt.managers.schedule_batch import Req
-from sglang.srt.mem_cache.allocation import alloc_paged_token_slots_extend, alloc_token_slots
-from sglang.srt.mem_cache.common import checkpoint_kv_cache, release_kv_cache
-from sglang.srt.sampling.sampling_params import SamplingParams
+with imported("sglang", "0.5.23"):
+    from sglang.srt.mem_cache.allocation import alloc_paged_token_slots_extend, alloc_token_slots
 
 LETTERS = {"path": "F", "window": "S", "state": "M"}
 STATE_CHUNK = 64
 """Tokens at whose multiples SGLang's kernels can give a state of a prompt."""
-OPTIONS = {
-    "default": SGLangOptions(),
-    "pages of 64": SGLangOptions(page=64),
-    "windows 0.5": SGLangOptions(windows=0.5),
-    "windows 0.2": SGLangOptions(windows=0.2),
-    "windows 0.05": SGLangOptions(windows=0.05),
-    "states 0.45": SGLangOptions(states=0.45),
-    "states 1.8": SGLangOptions(states=1.8),
-    "states 3.6": SGLangOptions(states=3.6),
-    "no buffer": SGLangOptions(extra_buffer=False),
+SETTINGS = {
+    "default": ("as it starts", SGLangOptions()),
+    "pages of 64": ("--page-size 64", SGLangOptions(page=64)),
+    "windows 0.5": ("--swa-full-tokens-ratio 0.5", SGLangOptions(windows=0.5)),
+    "windows 0.2": ("--swa-full-tokens-ratio 0.2", SGLangOptions(windows=0.2)),
+    "windows 0.05": ("--swa-full-tokens-ratio 0.05", SGLangOptions(windows=0.05)),
+    "states 0.45": ("--mamba-full-memory-ratio 0.45", SGLangOptions(states=0.45)),
+    "states 1.8": ("--mamba-full-memory-ratio 1.8", SGLangOptions(states=1.8)),
+    "states 3.6": ("--mamba-full-memory-ratio 3.6", SGLangOptions(states=3.6)),
+    "no buffer": ("--mamba-radix-cache-strategy no_buffer", SGLangOptions(extra_buffer=False)),
 }
+"""By name: what is said to SGLang at its start, and what that means here."""
 
 
 class SGLangOpened:
@@ -70,24 +51,14 @@ class SGLangOpened:
 
 
 class SGLangBeside(PeerCache):
-    settings: ClassVar[Mapping[str, str]] = {
-        "default": "as it starts",
-        "pages of 64": "--page-size 64",
-        "windows 0.5": "--swa-full-tokens-ratio 0.5",
-        "windows 0.2": "--swa-full-tokens-ratio 0.2",
-        "windows 0.05": "--swa-full-tokens-ratio 0.05",
-        "states 0.45": "--mamba-full-memory-ratio 0.45",
-        "states 1.8": "--mamba-full-memory-ratio 1.8",
-        "states 3.6": "--mamba-full-memory-ratio 3.6",
-        "no buffer": "--mamba-radix-cache-strategy no_buffer",
-    }
+    settings: ClassVar[Mapping[str, str]] = {name: told for name, (told, _) in SETTINGS.items()}
 
     def __init__(
         self, kinds: Sequence[MemoryKind], memory: int, setting: str, *, running: int, chunk: int, longest: int
     ) -> None:
-        if setting not in OPTIONS:
-            raise NotSized(f"sglang: no setting {setting!r} is known, there are {', '.join(OPTIONS)}")
-        options = OPTIONS[setting]
+        if setting not in SETTINGS:
+            raise NotSized(f"sglang: no setting {setting!r} is known, there are {', '.join(SETTINGS)}")
+        _, options = SETTINGS[setting]
         sizes = sglang_sizes(kinds, memory, options)
         self._chunk, self._page, self._options = chunk, options.page, options
         self._names = {each.kind: each.name for each in kinds}
@@ -107,28 +78,22 @@ class SGLangBeside(PeerCache):
         )
         self._cache, self._rows, self._allocator = self._made.cache, self._made.rows, self._made.allocator
         self.grain = max(STATE_CHUNK, options.page) if sizes.states and options.extra_buffer else options.page
+        page, bytes_of = options.page, {each.kind: each.bytes for each in kinds}
+        counts = {"path": sizes.tokens, "window": sizes.window_tokens}
         self.pools = [
-            PeerPool(self._names["path"], sizes.tokens // options.page, options.page, self._bytes(kinds, "path"))
-        ]
-        if sizes.window_tokens:
-            count = sizes.window_tokens // options.page
-            self.pools.append(PeerPool(self._names["window"], count, options.page, self._bytes(kinds, "window")))
+            PeerPool(self._names[kind], count // page, page, bytes_of[kind] * page)
+            for kind, count in counts.items() if count
+        ]  # fmt: skip
         if sizes.states:
-            self.pools.append(PeerPool(self._names["state"], sizes.states, 0, self._bytes(kinds, "state")))
+            self.pools.append(PeerPool(self._names["state"], sizes.states, 0, bytes_of["state"]))
         self.sizing = [*sizes.sentences, f"hits end at multiples of {self.grain} tokens"]
-        self._parameters = SamplingParams(max_new_tokens=1, temperature=0, ignore_eos=True)
-        self._parameters.normalize(None)
         self._evicted: Counter[str] = Counter()
         self._found: Any = None
         self._watch()
 
-    def _bytes(self, kinds: Sequence[MemoryKind], kind: str) -> int:
-        size = next(each.bytes for each in kinds if each.kind == kind)
-        return size if kind == "state" else size * self._page
-
     @classmethod
     def version(cls) -> str:
-        return str(SGLangCache.version()).replace("sglang", "SGLang")
+        return SGLangCache.version()
 
     @classmethod
     def settings_of(cls, kinds: Sequence[MemoryKind]) -> tuple[str, ...]:
@@ -139,7 +104,7 @@ class SGLangBeside(PeerCache):
 
     @classmethod
     def check_size(cls, kinds: Sequence[MemoryKind], memory: int, setting: str) -> None:
-        sglang_sizes(kinds, memory, OPTIONS[setting])
+        sglang_sizes(kinds, memory, SETTINGS[setting][1])
 
     def _watch(self) -> None:
         """See what a match says of full attention alone, and count what is evicted."""
@@ -160,27 +125,33 @@ class SGLangBeside(PeerCache):
         cache.match_prefix, cache._evict = matching, evicting
 
     # ------------------------------------------------------------ room
-    def _full_room(self) -> int:
-        free = self._allocator.full_available_size() if "window" in self._names else self._allocator.available_size()
-        return int(free + self._cache.full_evictable_size())
+    def _evictable(self, kind: str) -> int:
+        """Return how many cached tokens or states of a kind nobody holds."""
+        cache = self._cache
+        sizes = {
+            "path": cache.full_evictable_size, "window": cache.swa_evictable_size, "state": cache.mamba_evictable_size,
+        }  # fmt: skip
+        return int(sizes[kind]())
 
-    def _window_room(self) -> int:
-        return int(self._allocator.swa_available_size() + self._cache.swa_evictable_size())
-
-    def _state_room(self) -> int:
-        return int(self._rows.mamba_allocator.schedulable_available_size() + self._cache.mamba_evictable_size())
+    def _room(self, kind: str) -> int:
+        """Return how many tokens or states of a kind a request can get."""
+        allocator = self._allocator
+        if kind == "state":
+            free = self._rows.mamba_allocator.schedulable_available_size()
+        elif kind == "window":
+            free = allocator.swa_available_size()
+        else:
+            free = allocator.full_available_size() if "window" in self._names else allocator.available_size()
+        return int(free + self._evictable(kind))
 
     def _check(self, tokens: int, window_tokens: int, states: int) -> None:
-        page = self._page
-        if tokens + page > self._full_room():
-            raise PeerFull(self._names["path"], "no slots are left")
-        if "window" in self._names and window_tokens + page > self._window_room():
-            raise PeerFull(self._names["window"], "no slots are left")
-        if states and states > self._state_room():
-            raise PeerFull(self._names["state"], "no states are left")
+        wanted = {"path": tokens + self._page, "window": window_tokens + self._page, "state": states}
+        for kind in LETTERS:
+            if kind in self._names and wanted[kind] and wanted[kind] > self._room(kind):
+                raise PeerFull(self._names[kind], f"no {'states' if kind == 'state' else 'slots'} are left")
 
     def _of_window(self, tokens: int) -> int:
-        """The most window slots that the rest of a prompt takes at once."""
+        """Return the most window slots that the rest of a prompt takes at once."""
         return min(tokens, self._window + 2 * self._chunk)
 
     def holds(self, length: int) -> bool:
@@ -193,15 +164,11 @@ class SGLangBeside(PeerCache):
 
     # ------------------------------------------------------------ requests
     def open(self, tokens: Tokens, namespace: str, end: int) -> tuple[SGLangOpened, PeerMatch]:
-        made, stateful = self._made, "state" in self._names
         if self._rows.available_size() < 1:
             raise PeerFull("requests", "no row is left")
-        needed = (2 + (2 if self._options.extra_buffer else 0)) if stateful else 0
+        needed = (2 + (2 if self._options.extra_buffer else 0)) if "state" in self._names else 0
         self._check(0, 0, needed and needed + 1)
-        request = Req(
-            str(next(made._numbers)), "", array("q", tokens.tolist()), self._parameters,
-            vocab_size=made.model.vocab_size, extra_key=namespace or None,
-        )  # fmt: skip
+        request = self._made.request(tokens.tolist(), 1, extra_key=namespace or None)
         request.init_next_round_input(self._cache)
         hit, walked = int(request.prefix_len), min(int(self._found.full_kv_hit_length), tokens.count - 1)
         request.lock = self._cache.lock(request.last_node)
@@ -233,7 +200,7 @@ class SGLangBeside(PeerCache):
         if not first:
             request.init_next_round_input()
         request.extend_end = end
-        self._made._batch([request]).prepare_for_extend()
+        self._made.batch([request]).prepare_for_extend()
         checkpoint_kv_cache(request, self._cache)
         opened.length = end
         return end - start
@@ -260,31 +227,21 @@ class SGLangBeside(PeerCache):
             self._cache.evict_sliding_windows(request, length + count - 1)
 
     def release(self, request: Any) -> None:
-        """The request is over, or gives up its room. What it published stays."""
+        """Give back the room of a request. What it published stays."""
         if request.kv.holds_kv:
             release_kv_cache(request, self._cache, checkpoint=False)
             return
         self._cache.unlock(request.lock)
         request.lock = None
-        request.kv.mamba_cow_src_index = None
-        request.kv.mamba_needs_clear = False
-        if request.kv.holds_mamba:
-            self._rows.mamba_allocator.free(request.kv.mamba_pool_idx.unsqueeze(-1))
-            request.kv.mamba_pool_idx = None
+        self._made.take_states_back(request)
 
     # ------------------------------------------------------------ figures
     def uses(self) -> Mapping[str, PeerUse]:
-        cache, page, found = self._cache, self._page, {}
-        for pool in self.pools:
-            kind = next(kind for kind, name in self._names.items() if name == pool.name)
-            cached = {
-                "path": cache.full_evictable_size,
-                "window": cache.swa_evictable_size,
-                "state": cache.mamba_evictable_size,
-            }[kind]()
-            room = {"path": self._full_room, "window": self._window_room, "state": self._state_room}[kind]()
-            unit = 1 if kind == "state" else page
-            found[pool.name] = PeerUse(cached // unit, pool.capacity - room // unit, self._evicted[kind] // unit)
+        found = {}
+        for kind, pool in zip((kind for kind in LETTERS if kind in self._names), self.pools, strict=True):
+            unit = 1 if kind == "state" else self._page
+            running = pool.capacity - self._room(kind) // unit
+            found[pool.name] = PeerUse(self._evictable(kind) // unit, running, self._evicted[kind] // unit)
         return found
 
     def states(self) -> int:

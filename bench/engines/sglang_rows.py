@@ -11,41 +11,27 @@ ends.
 
 from __future__ import annotations
 
-import logging
-import os
-import warnings
 from array import array
 from typing import Any, ClassVar
 
-from bench.drivers.interface import Driver, SideUnavailable
-from bench.drivers.stand_ins import sealed, stand_in
+from bench.engines.driver import Driver
+from bench.engines.sglang import (
+    TYPES,
+    CacheInitParams,
+    EvictParams,
+    HybridReqToTokenPool,
+    SWATokenToKVPoolAllocator,
+    TokenToKVPoolAllocator,
+    UnifiedRadixCache,
+    start,
+    torch,
+)
+from bench.engines.stand_ins import imported, sealed
 
-os.environ.setdefault("SGLANG_RUST_BUILD_MODE", "never")
-stand_in(
-    "triton", "sgl_kernel", "flashinfer", "tvm_ffi", "torchvision", "compressed_tensors", "gguf", "partial_json_parser"
-)  # fmt: skip
-try:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import torch
-        from sglang.srt.mem_cache.allocator.mamba import MambaSlotAllocator
-        from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
-        from sglang.srt.mem_cache.allocator.token import TokenToKVPoolAllocator
-        from sglang.srt.mem_cache.base_prefix_cache import EvictParams, InsertParams, MatchPrefixParams
-        from sglang.srt.mem_cache.cache_init_params import CacheInitParams
-        from sglang.srt.mem_cache.memory_pool import HybridReqToTokenPool
-        from sglang.srt.mem_cache.radix_cache import RadixKey
-        from sglang.srt.mem_cache.unified_cache.components import ComponentType
-        from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
-        from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
-except ImportError as error:
-    raise SideUnavailable(
-        f"{error}. Install SGLang without what needs a GPU: pip install --no-deps sglang==0.5.23, and what its cache "
-        "manager imports (see docs/performance.md)"
-    ) from error
-logging.getLogger("sglang").setLevel(logging.WARNING)
-
-COMPONENTS = {"F": ComponentType.FULL, "S": ComponentType.SWA, "M": ComponentType.MAMBA}
+with imported("sglang", "0.5.23"):
+    from sglang.srt.mem_cache.allocator.mamba import MambaSlotAllocator
+    from sglang.srt.mem_cache.base_prefix_cache import InsertParams, MatchPrefixParams
+    from sglang.srt.mem_cache.radix_cache import RadixKey
 
 
 class SlotCounter:
@@ -145,24 +131,18 @@ class SGLang(Driver):
 
     def __init__(self, comps: str, page: int, tokens: int, states: int, window: int) -> None:
         super().__init__(comps, page, tokens, states, window)
-        arguments = ServerArgs(model_path="none", page_size=page, device="cpu")
-        arguments._mamba_cache_chunk_size = max(64, page)
-        set_global_server_args_for_scheduler(arguments)
+        start(page, max(64, page))
         self.windowed = "S" in comps
         self.allocator = (CountedWindowSlots if self.windowed else CountedSlots)(tokens // page * page, page)
         self.states = CountedStates(states) if "M" in comps else None
         requests = object.__new__(HybridReqToTokenPool)  # the cache asks it for the states only
         requests.mamba_allocator = self.states
         parameters = CacheInitParams(
-            disable=False,
-            req_to_token_pool=requests,
-            token_to_kv_pool_allocator=self.allocator,
-            page_size=page,
-            sliding_window_size=window if self.windowed else None,
-            tree_components=tuple(COMPONENTS[letter] for letter in comps),
+            disable=False, req_to_token_pool=requests, token_to_kv_pool_allocator=self.allocator, page_size=page,
+            sliding_window_size=window if self.windowed else None, tree_core_backend=self.core,
+            tree_components=tuple(TYPES[letter] for letter in comps),
             enable_mamba_extra_buffer=self.states is not None and page > 1,
-            tree_core_backend=self.core,
-        )
+        )  # fmt: skip
         sealed(False)  # making the cache imports more modules
         self.cache = UnifiedRadixCache(parameters)
         sealed(True)

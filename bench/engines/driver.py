@@ -10,10 +10,6 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 
-class SideUnavailable(ImportError):
-    """This side cannot be measured here. The message says why, or what to install."""
-
-
 class Driver(ABC):
     """A cache with room for ``tokens`` tokens in each paged component, and for ``states`` states.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import prefixloom
-from bench.drivers.interface import Driver
+from bench.engines.driver import Driver
 from prefixloom import (
     Buffer,
     Cache,

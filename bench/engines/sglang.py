@@ -1,10 +1,11 @@
-"""The adapter of SGLang's unified radix cache, with SGLang's own requests, batches, allocators and pools on a CPU.
+"""SGLang's unified radix cache, with SGLang's own requests, batches, allocators and pools on a CPU, for the kit.
 
 What the scheduler does around them is that of SGLang's ``Scheduler.get_next_batch_to_run`` (stash the chunk, merge the
 last prefill into the running batch, then prefill or decode), ``_get_new_batch_prefill_raw`` (match, ``PrefillAdder``,
 ``prepare_for_extend``), ``update_running_batch``, ``event_loop_overlap`` (make and launch a batch, and then process
 the result of the one before) and ``SchedulerBatchResultProcessor``. Content lies in SGLang's pools, so its own copies
 move it. The kernels that write states for the tree are played by the adapter, from the batch's tracking fields.
+``sglang_loop`` and ``sglang_lab`` build on it.
 """
 
 from __future__ import annotations
@@ -14,17 +15,15 @@ import logging
 import os
 import types
 import typing
-import warnings
 from array import array
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
-from bench.drivers.stand_ins import sealed, stand_in
+from bench.engines.stand_ins import imported, sealed, version_of
 from prefixloom import Path, Point, Window
 from prefixloom.testing.foreign.contract import (
     ABSENT,
     AdaptedComponent,
-    AdapterUnavailable,
     ForeignCache,
     NoRoom,
     PassPart,
@@ -36,37 +35,31 @@ from prefixloom.testing.foreign.contract import (
 
 os.environ.setdefault("SGLANG_RUST_BUILD_MODE", "never")
 os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
-sealed(False)
-stand_in(
-    "triton", "sgl_kernel", "flashinfer", "tvm_ffi", "torchvision", "compressed_tensors", "gguf", "partial_json_parser",
-    "xgrammar", "outlines",
-)  # fmt: skip
-try:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import xgrammar
+with imported(
+    "sglang", "0.5.23", "triton", "sgl_kernel", "flashinfer", "tvm_ffi", "torchvision", "compressed_tensors", "gguf",
+    "partial_json_parser", "xgrammar", "outlines",
+):  # fmt: skip
+    import xgrammar
 
-        xgrammar.StructuralTag = typing.Any
-        import torch
-        from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateDType, Mamba2StateShape
-        from sglang.srt.managers.schedule_batch import FINISH_ABORT, FINISH_LENGTH, Req, ScheduleBatch
-        from sglang.srt.managers.schedule_policy import PrefillAdder
-        from sglang.srt.managers.scheduler_components.batch_result_processor import SchedulerBatchResultProcessor
-        from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
-        from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
-        from sglang.srt.mem_cache.allocator.token import TokenToKVPoolAllocator
-        from sglang.srt.mem_cache.base_prefix_cache import EvictParams
-        from sglang.srt.mem_cache.cache_init_params import CacheInitParams
-        from sglang.srt.mem_cache.common import checkpoint_kv_cache, release_kv_cache
-        from sglang.srt.mem_cache.memory_pool import HybridReqToTokenPool, MHATokenToKVPool, ReqToTokenPool
-        from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
-        from sglang.srt.mem_cache.unified_cache.components import ComponentType
-        from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
-        from sglang.srt.sampling.sampling_params import SamplingParams
-        from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
-        from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
-except ImportError as error:
-    raise AdapterUnavailable(f"{error}. docs/peers.md says how SGLang is installed without what needs a GPU") from error
+    xgrammar.StructuralTag = typing.Any
+    import torch
+    from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateDType, Mamba2StateShape
+    from sglang.srt.managers.schedule_batch import FINISH_ABORT, FINISH_LENGTH, Req, ScheduleBatch
+    from sglang.srt.managers.schedule_policy import PrefillAdder
+    from sglang.srt.managers.scheduler_components.batch_result_processor import SchedulerBatchResultProcessor
+    from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
+    from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
+    from sglang.srt.mem_cache.allocator.token import TokenToKVPoolAllocator
+    from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+    from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+    from sglang.srt.mem_cache.common import checkpoint_kv_cache, release_kv_cache
+    from sglang.srt.mem_cache.memory_pool import HybridReqToTokenPool, MHATokenToKVPool, ReqToTokenPool
+    from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
+    from sglang.srt.mem_cache.unified_cache.components import ComponentType
+    from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+    from sglang.srt.sampling.sampling_params import SamplingParams
+    from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 logging.getLogger("sglang").setLevel(logging.ERROR)
 if not torch.cuda.is_available():
     torch.Tensor.pin_memory = lambda self, *_: self  # there is no device to copy to
@@ -76,6 +69,13 @@ TYPES = {"F": ComponentType.FULL, "S": ComponentType.SWA, "M": ComponentType.MAM
 MOST_NEW = 26
 """The most tokens that a request asks for: one more than the kit ever samples."""
 NO_DRAFTS = types.SimpleNamespace(num_correct_drafts_per_req_cpu=None)
+
+
+def start(page: int, state_chunk: int, **options: Any) -> None:
+    """Set SGLang's arguments for this process, as its server does at its start."""
+    arguments = ServerArgs(model_path="none", page_size=page, device="cpu", **options)
+    arguments._mamba_cache_chunk_size = state_chunk
+    set_global_server_args_for_scheduler(arguments)
 
 
 class Results:
@@ -135,7 +135,11 @@ class SGLangCache(ForeignCache):
         extra = "M" in components and (page > 1 if self.extra_buffer is None else self.extra_buffer)
         self.overlap = extra or "M" not in components
         self.ahead = 1 if self.overlap else 0
-        self._arguments(extra)
+        start(
+            page, self.state_chunk or page, attention_backend="torch_native", disable_overlap_schedule=not self.overlap,
+            mamba_track_interval=self.track_interval or 2 * page,
+            mamba_radix_cache_strategy="extra_buffer" if extra else "no_buffer",
+        )  # fmt: skip
         tokens = tokens // page * page
         self.window_tokens = int(tokens * self.window_share) // page * page
         self.kv = self._kv_pool(tokens)
@@ -169,7 +173,7 @@ class SGLangCache(ForeignCache):
             hf_text_config=types.SimpleNamespace(mamba_chunk_size=self.state_chunk or page),
         )
         self.results = Results(self.cache)
-        self.running: Any = self._batch([])
+        self.running: Any = self.batch([])
         self.last: Any = None
         self.chunked: Any = None
         self._live: list[Any] = []
@@ -178,19 +182,6 @@ class SGLangCache(ForeignCache):
 
     def _prefix_cache(self, params: Any) -> Any:
         return UnifiedRadixCache(params)
-
-    def _arguments(self, extra: bool) -> None:
-        arguments = ServerArgs(
-            model_path="none",
-            page_size=self.page,
-            device="cpu",
-            attention_backend="torch_native",
-            mamba_track_interval=self.track_interval or 2 * self.page,
-            mamba_radix_cache_strategy="extra_buffer" if extra else "no_buffer",
-            disable_overlap_schedule=not self.overlap,
-        )
-        arguments._mamba_cache_chunk_size = self.state_chunk or self.page
-        set_global_server_args_for_scheduler(arguments)
 
     def _kv_pool(self, tokens: int) -> Any:
         sizes = {"page_size": self.page, "dtype": torch.float32, "head_num": 1, "head_dim": 1, "device": "cpu"}
@@ -240,26 +231,63 @@ class SGLangCache(ForeignCache):
 
     @classmethod
     def version(cls) -> str:
-        from importlib.metadata import PackageNotFoundError, version
+        return f"{version_of('sglang', 'SGLang')}, {cls.core} core"
 
-        try:
-            return f"sglang {version('sglang')}, {cls.core} core"
-        except PackageNotFoundError:  # unpacked, and not installed
-            import sglang
+    def request(self, tokens: Sequence[int], new: int, ignore_eos: bool = True, **options: Any) -> Any:
+        """Return a new request for ``new`` tokens of an answer. SGLang admits it otherwise if it may end before."""
+        parameters = SamplingParams(max_new_tokens=new, temperature=0, ignore_eos=ignore_eos)
+        parameters.normalize(None)
+        number = str(next(self._numbers))
+        return Req(number, "", array("q", tokens), parameters, vocab_size=self.model.vocab_size, **options)
 
-            return f"sglang {sglang.__version__}, {cls.core} core"
+    def has_row(self, admitted: list[Any]) -> bool:
+        """Return whether one more request can be admitted, as get_num_allocatable_reqs says."""
+        return len(admitted) < self.rows.available_size() + sum(each.kv.holds_kv for each in admitted)
 
-    def _batch(self, requests: list[Any], chunked: Any = None) -> Any:
+    def take_states_back(self, request: Any) -> None:
+        """Give back the state that a request got when it was matched, since it is not admitted."""
+        request.kv.mamba_cow_src_index = None
+        request.kv.mamba_needs_clear = False
+        if request.kv.holds_mamba:
+            self.rows.mamba_allocator.free(request.kv.mamba_pool_idx.unsqueeze(-1))
+            request.kv.mamba_pool_idx = None
+
+    def batch(self, requests: list[Any], chunked: Any = None) -> Any:
         return ScheduleBatch.init_new(
-            requests,
-            self.rows,
-            self.allocator,
-            self.cache,
-            self.model,
-            self.overlap,
-            SpeculativeAlgorithm.NONE,
+            requests, self.rows, self.allocator, self.cache, self.model, self.overlap, SpeculativeAlgorithm.NONE,
             chunked_req=chunked,
-        )
+        )  # fmt: skip
+
+    def prefill_batch(self, requests: list[Any]) -> Any:
+        """Return the batch of these requests' next chunks, ready for its forward pass."""
+        if self.chunked is not None:
+            self.chunked.inflight_middle_chunks += 1
+        batch = self.batch(requests, self.chunked)
+        batch.prepare_for_extend()
+        return batch
+
+    def processed(self, batch: Any, sample: Callable[[Any], bool]) -> None:
+        """Process the result of a batch. ``sample`` gives a request its token. False: no result comes for it."""
+        decodes = batch.forward_mode.is_decode()
+        if decodes:
+            self.allocator.free_group_begin()
+        for i, request in enumerate(batch.reqs):
+            if not decodes and request.inflight_middle_chunks > 0:
+                request.inflight_middle_chunks -= 1
+                continue
+            if request.finished() or request.is_retracted or not sample(request):
+                continue
+            request.update_finish_state()
+            if request.finished():
+                self._live.remove(request)
+            if decodes:
+                self.results.decoded(request, batch, i)
+            elif request.finished():
+                release_kv_cache(request, self.cache, checkpoint=True)
+            else:
+                checkpoint_kv_cache(request, self.cache)
+        if decodes:
+            self.allocator.free_group_end()
 
     # ------------------------------------------------------------ requests
     def take_over(self) -> None:
@@ -298,29 +326,15 @@ class SGLangCache(ForeignCache):
             raise NoRoom
 
     def open(self, tokens: Sequence[int], namespace: str, count: int) -> tuple[Any, int]:
-        admitted = self.adder.can_run_list
-        if len(admitted) >= self.rows.available_size() + sum(each.kv.holds_kv for each in admitted):
-            raise NoRoom  # as get_num_allocatable_reqs says
-        parameters = SamplingParams(max_new_tokens=MOST_NEW, temperature=0)
-        parameters.normalize(None)
-        request = Req(
-            str(next(self._numbers)),
-            "",
-            array("q", tokens),
-            parameters,
-            vocab_size=self.model.vocab_size,
-            extra_key=namespace or None,
-        )
+        if not self.has_row(self.adder.can_run_list):
+            raise NoRoom
+        request = self.request(tokens, MOST_NEW, False, extra_key=namespace or None)
         request.init_next_round_input(self.cache)
         whole = count >= len(tokens) - request.prefix_len
         self.adder.rem_chunk_tokens = 1 << 20 if whole else max(count // self.page, 1) * self.page
         self.adder.add_one_req(request, has_chunked_req=self.chunked is not None, truncation_align_size=None)
         if not (self.adder.can_run_list and self.adder.can_run_list[-1] is request):
-            request.kv.mamba_cow_src_index = None
-            request.kv.mamba_needs_clear = False
-            if request.kv.holds_mamba:
-                self.rows.mamba_allocator.free(request.kv.mamba_pool_idx.unsqueeze(-1))
-                request.kv.mamba_pool_idx = None
+            self.take_states_back(request)
             raise NoRoom
         if self.adder.new_chunked_req is not None:
             assert self.chunked is None or self.chunked is self.adder.new_chunked_req
@@ -331,10 +345,7 @@ class SGLangCache(ForeignCache):
     def launch(self, forward: Callable[[Sequence[tuple[Any, PassPart]]], None]) -> None:
         requests = list(self.adder.can_run_list)
         if requests:
-            if self.chunked is not None:
-                self.chunked.inflight_middle_chunks += 1
-            batch = self._batch(requests, self.chunked)
-            batch.prepare_for_extend()
+            batch = self.prefill_batch(requests)
             self._copy_states(batch)
             parts = [self._part(batch, i, each, each.prefix_len, each.extend_end) for i, each in enumerate(requests)]
         elif self.decoding and not self.running.is_empty():
@@ -344,7 +355,7 @@ class SGLangCache(ForeignCache):
             parts = [self._part(batch, i, each, ends[i] - 1, ends[i]) for i, each in enumerate(batch.reqs)]
         else:
             return
-        forward([(request, part) for request, part in zip(batch.reqs, parts, strict=True)])
+        forward(list(zip(batch.reqs, parts, strict=True)))
         self._launched.append(batch.copy())
         self.last = batch
 
@@ -382,33 +393,18 @@ class SGLangCache(ForeignCache):
         return slots
 
     def commit(self, results: Sequence[PassResult]) -> None:
-        batch = self._launched.pop(0)
         by_request = {id(each.request): each for each in results}
-        if batch.forward_mode.is_decode():
-            self.allocator.free_group_begin()
-        for i, request in enumerate(batch.reqs):
+
+        def sample(request: Any) -> bool:
             result = by_request.get(id(request))
-            if (request.finished() and request.inflight_middle_chunks <= 0) or request.is_retracted or result is None:
-                if result is None and request.inflight_middle_chunks > 0:
-                    request.inflight_middle_chunks -= 1
-                continue
-            if batch.forward_mode.is_extend() and request.inflight_middle_chunks > 0:
-                request.inflight_middle_chunks -= 1
-                continue
-            assert result.sampled is not None
-            request.output_ids.append(result.sampled)
-            if result.last:
-                request.to_finish = FINISH_LENGTH(len(request.output_ids))
-                self._live.remove(request)
-            request.update_finish_state()
-            if batch.forward_mode.is_decode():
-                self.results.decoded(request, batch, i)
-            elif request.finished():
-                release_kv_cache(request, self.cache, checkpoint=True)
-            else:
-                checkpoint_kv_cache(request, self.cache)
-        if batch.forward_mode.is_decode():
-            self.allocator.free_group_end()
+            if result is not None:
+                assert result.sampled is not None
+                request.output_ids.append(result.sampled)
+                if result.last:
+                    request.to_finish = FINISH_LENGTH(len(request.output_ids))
+            return result is not None
+
+        self.processed(self._launched.pop(0), sample)
 
     def abort(self, request: Any) -> None:
         """Only a chunk midway in its prompt is aborted so: process_pending_chunked_abort."""

@@ -7,17 +7,15 @@ request is going to sample is given with it. Whoever wants to see what a pass re
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from sglang.srt.managers.schedule_batch import FINISH_ABORT, FINISH_LENGTH, Req
-from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder
-from sglang.srt.managers.scheduler_components.pool_stats_observer import kv_private_swa_tokens, kv_private_tokens
-from sglang.srt.mem_cache.common import checkpoint_kv_cache, release_kv_cache
-from sglang.srt.sampling.sampling_params import SamplingParams
+from bench.engines.sglang import FINISH_ABORT, FINISH_LENGTH, PrefillAdder, SGLangCache
+from bench.engines.stand_ins import imported
 
-from bench.foreign.sglang import SGLangCache
+with imported("sglang", "0.5.23"):
+    from sglang.srt.managers.schedule_policy import AddReqResult
+    from sglang.srt.managers.scheduler_components.pool_stats_observer import kv_private_swa_tokens, kv_private_tokens
 
 
 class Device:
@@ -49,12 +47,7 @@ class Scheduling(SGLangCache):
         cache_salt: str | None = None, priority: int | None = None,
     ) -> Any:  # fmt: skip
         """Put a request into the queue. ``answer`` is what it is going to sample."""
-        parameters = SamplingParams(max_new_tokens=len(answer), temperature=0, ignore_eos=True)
-        parameters.normalize(None)
-        request = Req(
-            str(next(self._numbers)), "", array("q", tokens), parameters, vocab_size=self.model.vocab_size,
-            extra_key=extra_key, cache_salt=cache_salt, priority=priority,
-        )  # fmt: skip
+        request = self.request(tokens, len(answer), extra_key=extra_key, cache_salt=cache_salt, priority=priority)
         self.answers[request] = answer
         self.waiting.append(request)
         return request
@@ -84,7 +77,7 @@ class Scheduling(SGLangCache):
         late = 1 if self.overlap and batch is not None else 0
         processed = 0
         while len(self._launched) > late:
-            self._process(self._launched.pop(0))
+            self.processed(self._launched.pop(0), self._sample)
             processed += 1
         return batch is not None or processed > 0
 
@@ -114,15 +107,9 @@ class Scheduling(SGLangCache):
         if self.chunked is None and (not self.waiting or self.rows.available_size() <= 0):
             return None
         adder = PrefillAdder(
-            self.page,
-            self.cache,
-            self.allocator,
-            self.running,
-            self.ratio,
-            1 << 20,
-            self.chunk,
+            self.page, self.cache, self.allocator, self.running, self.ratio, 1 << 20, self.chunk,
             max_running_requests=64,
-        )
+        )  # fmt: skip
         if self.chunked is not None:
             self.chunked.init_next_round_input()
             self.chunked = adder.add_chunked_req(self.chunked)
@@ -130,16 +117,14 @@ class Scheduling(SGLangCache):
         if states is not None:
             states.alloc_group_begin(len(self.waiting))
         for request in self.waiting:
-            if adder.budget_state() == AddReqResult.OTHER:
-                break
             admitted = adder.can_run_list
-            if len(admitted) >= self.rows.available_size() + sum(each.kv.holds_kv for each in admitted):
+            if adder.budget_state() == AddReqResult.OTHER or not self.has_row(admitted):
                 break
             request.init_next_round_input(self.cache)
             answer = adder.add_one_req(request, has_chunked_req=self.chunked is not None, truncation_align_size=None)
             if answer != AddReqResult.CONTINUE:
                 if not (admitted and admitted[-1] is request):
-                    self._take_states_back(request)
+                    self.take_states_back(request)
                 break
         if states is not None:
             states.alloc_group_end()
@@ -155,18 +140,7 @@ class Scheduling(SGLangCache):
         if adder.new_chunked_req is not None:
             assert self.chunked is None
             self.chunked = adder.new_chunked_req
-        if self.chunked is not None:
-            self.chunked.inflight_middle_chunks += 1
-        batch = self._batch(admitted, self.chunked)
-        batch.prepare_for_extend()
-        return batch
-
-    def _take_states_back(self, request: Any) -> None:
-        request.kv.mamba_cow_src_index = None
-        request.kv.mamba_needs_clear = False
-        if request.kv.holds_mamba:
-            self.rows.mamba_allocator.free(request.kv.mamba_pool_idx.unsqueeze(-1))
-            request.kv.mamba_pool_idx = None
+        return self.prefill_batch(admitted)
 
     def _decode(self) -> Any:
         """update_running_batch."""
@@ -181,36 +155,13 @@ class Scheduling(SGLangCache):
         self.running.prepare_for_decode()
         return self.running
 
-    def _process(self, batch: Any) -> None:
-        """process_batch_result of a prefill or a decode."""
-        decodes = batch.forward_mode.is_decode()
-        if decodes:
-            self.allocator.free_group_begin()
-        for i, request in enumerate(batch.reqs):
-            if decodes:
-                if request.finished() or request.is_retracted:
-                    continue
-            elif request.inflight_middle_chunks > 0:
-                request.inflight_middle_chunks -= 1
-                continue
-            elif request.finished() or request.is_retracted:
-                continue
-            answer = self.answers[request]
-            request.output_ids.append(answer[len(request.output_ids)])
-            if request.to_finish is None and len(request.output_ids) == len(answer):
-                request.to_finish = FINISH_LENGTH(len(answer))
-                request.finished_len = self.kept(request)
-            request.update_finish_state()
-            if request.finished():
-                self._live.remove(request)
-            if decodes:
-                self.results.decoded(request, batch, i)
-            elif request.finished():
-                release_kv_cache(request, self.cache, checkpoint=True)
-            else:
-                checkpoint_kv_cache(request, self.cache)
-        if decodes:
-            self.allocator.free_group_end()
+    def _sample(self, request: Any) -> bool:
+        answer = self.answers[request]
+        request.output_ids.append(answer[len(request.output_ids)])
+        if request.to_finish is None and len(request.output_ids) == len(answer):
+            request.to_finish = FINISH_LENGTH(len(answer))
+            request.finished_len = self.kept(request)
+        return True
 
     def kept(self, request: Any) -> int | None:
         """How many tokens of a whole answer are kept. With a draft model a stop may lie before the last ones."""
