@@ -37,7 +37,6 @@ from prefixloom import (
     Window,
 )
 from prefixloom.contract import reach
-from prefixloom.contract.composition import Hooks
 from prefixloom.contract.hookspecs import COLD_HOOKS, HOT_HOOKS, ComponentSpecs, RegistrySpecs
 from prefixloom.contract.reach import Chunk, Reach, merged
 from prefixloom.operations.step import Step
@@ -108,15 +107,6 @@ def bare(cell: str) -> str:
 
 def test_every_hook_has_a_heading_with_its_exact_signature_in_the_order_of_the_specifications() -> None:
     assert list(sections(HOOKS.read_text())) == [signature(name) for name in (*COLD_HOOKS, *HOT_HOOKS)]
-
-
-def test_the_typed_table_has_the_hot_hooks_in_order_with_the_same_types() -> None:
-    fields = {field.name: str(field.type) for field in attrs.fields(Hooks)}
-    assert tuple(fields) == HOT_HOOKS
-    for name in HOT_HOOKS:
-        found = inspect.signature(getattr(ComponentSpecs, name))
-        arguments = ", ".join(str(p.annotation) for p in list(found.parameters.values())[1:])
-        assert fields[name] == f"Callable[[{arguments}], {found.return_annotation}] | None"
 
 
 def test_every_hook_is_told_when_it_is_called_how_it_is_folded_and_what_happens_if_it_raises() -> None:

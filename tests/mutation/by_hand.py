@@ -50,7 +50,7 @@ BY_HAND = (
     Fragment("of several slots the first is copied", f"{CORE}/device/kernels.py", "select_slots", "selector.reshape(-1, 1).long()", "selector.reshape(-1, 1).long() * 0"),
     # the fingerprint of coded content
     Fragment("coded states have the fingerprint of running ones", PIECES, "fingerprint", "part, manifest = lane.part, lane.pool.manifest", "part, manifest = lane.part, lane.part.manifest"),
-    Fragment("a fingerprint does not know how many entries a page has", f"{CORE}/contract/fingerprints.py", "component_fingerprint", "(*buffer.shape, entries)", "buffer.shape"),
+    Fragment("a fingerprint does not know how many entries a page has", f"{CORE}/contract/composition.py", "Part.fingerprint", "(*buffer.shape, entries)", "buffer.shape"),
     # checksums of headers
     Fragment("the checksum of a header is not asked", FRAME, "decode_header", "check != zlib.crc32(data[_FIRST_PART.size :], zlib.crc32(data[8:12]))", "False"),
     Fragment("the record of another fingerprint is an answer", FRAME, "RecordHeader.is_of", "self.fingerprint + self.content == key.address", "self.content == key.content"),

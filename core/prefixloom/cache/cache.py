@@ -13,7 +13,6 @@ from contextlib import AbstractContextManager
 from typing import Any, Literal
 
 from ..contract.composition import Composition
-from ..contract.fingerprints import component_fingerprint
 from ..contract.identity import Identity
 from ..device.pool import Pool
 from ..device.timeline import MOST as MOST_ACTIVITIES
@@ -319,7 +318,7 @@ class Cache:
         """
         lane = self._core.shape.lane(component)
         pool = lane.live
-        return component_fingerprint(lane.part, pool.manifest, pool.entries, self.composition.page, identity)
+        return lane.part.fingerprint(pool.manifest, pool.entries, self.composition.page, identity)
 
     def journal(self, most: int = MOST) -> Journal:
         """Record from now on what is stored in the tree and removed from it: ``Journal.take`` returns it.

@@ -3,30 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from ..storage import Fingerprint
 from .admission import AdmissionPolicy
 from .hookspecs import HOT_HOOKS
+from .identity import Identity
 from .manifest import Layout, Manifest, TierManifest, Unit
 from .policy import EvictionPolicy
 from .reach import Reach
-from .values import (
-    AnchorView,
-    Claim,
-    NodeView,
-    Op,
-    Outcome,
-    Phase,
-    Receipt,
-    SplitRule,
-    Tier,
-    Touch,
-    Transfer,
-    TransferPlan,
-    WalkView,
-)
+
+Hook = Callable[..., Any]
 
 
 @attrs.frozen
@@ -52,6 +41,28 @@ class Part:
 
     def __str__(self) -> str:
         return f"component {self.name!r} ({self.origin})"
+
+    def fingerprint(self, manifest: Manifest, entries: int, page: int, identity: Identity) -> Fingerprint:
+        """Return everything beside the tokens that decides what the component's records mean.
+
+        ``manifest`` and ``entries`` are those of the pool that the content lies in: states may rest in another form
+        than the one in which they run. ``page``: tokens of one tree page.
+        """
+        component, buffers = type(self.component), manifest.buffers
+        return Fingerprint(
+            **identity.facts,  # type: ignore[arg-type]
+            dtype=",".join(buffer.dtype for buffer in buffers),
+            page_size=self.page_tokens or page,
+            plugin=f"{component.__module__}.{component.__qualname__}",
+            plugin_version=str(self.manifest.version),
+            layout=f"record of {', '.join(buffer.name for buffer in buffers)}",
+            shapes=[
+                (f"{buffer.name} of layers {','.join(map(str, buffer.layers))}", (*buffer.shape, entries))
+                for buffer in buffers
+            ],
+            layers=sorted({layer for buffer in buffers for layer in buffer.layers}),
+            shards=identity.shards if self.manifest.placement == "sharded" else {},
+        )
 
 
 @attrs.frozen
@@ -95,21 +106,15 @@ class TierPart:
         return f"tier {self.name!r} ({self.origin})"
 
 
-@attrs.frozen
+@attrs.frozen(these={name: attrs.field(default=None) for name in HOT_HOOKS})
 class Hooks:
-    """One component's hooks, in the order of ``ComponentSpecs``. None: not overridden, the derived default holds."""
+    """One component's hooks, by the names of ``ComponentSpecs``. None: not overridden, the derived default holds."""
 
-    create_match_validator: Callable[[tuple[Tier, ...]], Callable[[WalkView], int] | None] | None = None
-    finalize_match_result: Callable[[WalkView], Claim | None] | None = None
-    commit_insert: Callable[[WalkView], Claim | None] | None = None
-    redistribute_on_node_split: Callable[[NodeView, NodeView], SplitRule | None] | None = None
-    acquire_component_lock: Callable[[AnchorView, Tier], Receipt | None] | None = None
-    release_component_lock: Callable[[Receipt], Touch | None] | None = None
-    evict_component: Callable[[tuple[NodeView, ...], Tier], Claim | None] | None = None
-    build_hicache_transfers: Callable[[TransferPlan, Phase], tuple[Transfer, ...] | None] | None = None
-    commit_hicache_transfer: Callable[[TransferPlan, Phase, Outcome], Claim | None] | None = None
-    deferred_forward_ops: Callable[[tuple[WalkView, ...]], tuple[Op, ...] | None] | None = None
-    run_forward_op: Callable[[Op, Any], None] | None = None
+    if TYPE_CHECKING:
+
+        def __init__(self, **bound: Hook) -> None: ...
+
+        def __getattr__(self, name: str) -> Hook | None: ...
 
     @property
     def overridden(self) -> tuple[str, ...]:

@@ -7,8 +7,7 @@ Read ``contract`` first. Below it, each module imports only those that come late
 
 ``contract``     the protocol of a store, and its answers
 ``frame``        a record as bytes
-``record``       a record: one piece of one component
-``keys``         how a record is addressed
+``record``       a record: one piece of one component, and its address
 ``fingerprint``  everything beside the tokens that decides what a record's bytes mean
 ``checksum``     how damage is found
 ``url``          the options in a store's URL, for whoever opens one
@@ -38,8 +37,7 @@ from .frame import (
     decode_record,
     encode_header,
 )
-from .keys import Key, key
-from .record import MAX_PAYLOAD, MAX_POSITION, Record, flat
+from .record import MAX_PAYLOAD, MAX_POSITION, Key, Record, flat, key
 from .url import UrlOption, options_of, seconds, shown_url, without_passwords, yes_or_no
 
 __all__ = [

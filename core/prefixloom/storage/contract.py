@@ -12,8 +12,7 @@ from typing import Any, Literal, Protocol
 import attrs
 
 from ..errors import CompositionError, PrefixloomError
-from .keys import Key
-from .record import Record
+from .record import Key, Record
 from .url import shown_url, without_passwords
 
 Reason = Literal[

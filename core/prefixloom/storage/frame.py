@@ -17,8 +17,7 @@ from typing import Any, Literal
 import attrs
 
 from .checksum import ALGORITHMS, NUMBERS, Algorithm, Checksum
-from .keys import Key
-from .record import MAX_PAYLOAD, MAX_POSITION, Record
+from .record import MAX_PAYLOAD, MAX_POSITION, Key, Record
 
 MAGIC = b"PLoomRec"
 VERSION = 3

@@ -17,7 +17,6 @@ from typing import Any
 
 import attrs
 
-from ..contract.fingerprints import component_fingerprint
 from ..contract.identity import Identity
 from ..keys.elements import KeyMaker
 from ..keys.pages import PageChain
@@ -32,7 +31,7 @@ from .host_lane import HostLane
 def fingerprint(lane: Lane, page: int, identity: Identity) -> Fingerprint:
     """Return the fingerprint of what the pool of ``lane`` holds."""
     part, manifest = lane.part, lane.pool.manifest
-    return component_fingerprint(part, manifest, lane.pool.entries, page, identity)
+    return part.fingerprint(manifest, lane.pool.entries, page, identity)
 
 
 def links_at(chain: PageChain, keys: KeyMaker, node: Node, count: int) -> list[bytes]:

@@ -27,7 +27,7 @@ from prefixloom.storage import (
 from prefixloom.storage import checksum as sums
 from prefixloom.storage.checksum import Checksum
 from prefixloom.storage.contract import opened
-from prefixloom.storage.keys import key
+from prefixloom.storage.record import key
 from prefixloom.testing.laws.storage import ONE, key_of, record_of, same, stored
 from prefixloom_hicache import MemoryBackend
 from tests.support.names import stable
