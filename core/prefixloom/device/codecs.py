@@ -123,17 +123,14 @@ class Coder:
         """Write the content of the live ``slots`` to the stored slots ``into``, which are distinct."""
         for coding in self._codings:
             source, target = live[coding.live.name], stored[coding.stored.name]
-            largest = None if coding.largest is None else stored[coding.largest.name]
             for layer, s, t in _places(source, slots, target, into):
-                values, made = source[layer, s], target[layer, t]
-                if coding.kept:
-                    made.copy_(values)
-                elif largest is None:
-                    made.copy_(_cast(values, target.dtype))
-                else:
-                    tops, codes = _to_codes(values)
-                    largest[layer, t].copy_(tops)
-                    made.copy_(codes)
+                values = source[layer, s]
+                if coding.largest is not None:
+                    largest, values = _to_codes(values)
+                    stored[coding.largest.name][layer, t].copy_(largest)
+                elif not coding.kept:
+                    values = _cast(values, target.dtype)
+                target[layer, t].copy_(values)
 
     def decode(
         self, stored: Mapping[str, Tensor], slots: Sequence[int], live: Mapping[str, Tensor], into: Sequence[int]
@@ -141,11 +138,10 @@ class Coder:
         """Write the content of the stored ``slots`` to the live slots ``into``, which are distinct."""
         for coding in self._codings:
             source, target = stored[coding.stored.name], live[coding.live.name]
-            largest = None if coding.largest is None else stored[coding.largest.name]
             for layer, s, t in _places(source, slots, target, into):
                 values = source[layer, s]
-                if largest is not None:
-                    values = _from_codes(largest[layer, s], values)
+                if coding.largest is not None:
+                    values = _from_codes(stored[coding.largest.name][layer, s], values)
                 elif not coding.kept:
                     values = _plain(values.to(target.dtype))
                 target[layer, t].copy_(values)
