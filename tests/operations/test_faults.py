@@ -112,6 +112,29 @@ def test_what_a_failed_publication_handed_over_is_not_given_back_at_the_end() ->
     settle(cache)
 
 
+class KeepsNothing(Component):
+    @hookimpl
+    def commit_insert(self, walk: WalkView) -> Claim | None:
+        return Claim(keep=())
+
+
+def test_a_publication_gives_back_nothing_when_the_reach_of_another_component_raises_before_it() -> None:
+    """The pages that a plugin does not want to keep were given back while the other components were still asked."""
+    reach = Moody()
+    reach.convex = True
+    cache = cache_of(part("near", Window(6), kind=KeepsNothing), part("moody", reach, kind=KeepsNothing))
+    with cache.open(TOKENS) as sequence:
+        run(sequence, 20)
+        owned = sequence.owned("near"), sequence.pages("near")
+        reach.raising = True
+        with pytest.raises(PluginError, match="moody"):
+            sequence.publish()
+        reach.raising = False
+        assert (sequence.owned("near"), sequence.pages("near")) == owned
+        assert sequence.publish() == 20
+    settle(cache)
+
+
 @pytest.mark.parametrize("kind", [Component, KeepsTheEnd])
 @pytest.mark.parametrize("first", ["path", "moody"])
 def test_what_a_failed_publication_handed_over_may_be_evicted(first: str, kind: type[Component]) -> None:

@@ -377,7 +377,7 @@ MUTANTS: tuple[Mutant, ...] = (
            "well and failed is None and (not unordered)", "True",
            ("composition", "path and window", "1000")),
     Mutant("a publication asks twice", "operations/publish.py", "_hand_over",
-           "not _is_refused(core, running, lane, upto, end)", "not (_is_refused(core, running, lane, upto, end) or _is_refused(core, running, lane, upto, end))",
+           "not _is_refused(core, running, lane, upto, end, kept)", "not (_is_refused(core, running, lane, upto, end, kept) or _is_refused(core, running, lane, upto, end, kept))",
            ("law", "law_hooks_are_called_when_the_contract_says", "window")),
     Mutant("a validator's higher answer is believed", "operations/match.py", "_narrow",
            "lower = validated(core, name, validator, view)\nif lower < boundary:\n    return (climb(node, lower), lower, name)", "lower = validator(view) // core.shape.page * core.shape.page\nif lower != boundary:\n    return (climb(node, lower), lower, name)",

@@ -26,12 +26,15 @@ from collections.abc import Sequence as Many
 from functools import partial
 
 from ..contract.admission import StateView
+from ..contract.reach import merged
 from ..contract.values import Claim, NodeView, SplitRule, WalkView
 from ..device.pool import ID_BYTES, NO_SLOT, Stage, present
 from ..errors import CapacityError, PrefixloomError
 from ..keys.tokens import clipped
 from ..tree.holdings import Track
 from ..tree.lane import Lane
+from ..tree.paged_reach import Pages, pages_of
+from ..tree.partial_lane import PartialLane
 from ..tree.radix import Node, path_up, prioritize
 from ..tree.state_lane import CodedLane, StateLane
 from .lease import ask_receipts, move_anchor, sweep
@@ -187,8 +190,9 @@ def _hand_over(core: Core, running: Running, upto: int, end: int) -> None:
     if shape.has_lock_hooks:
         receipts = ask_receipts(core, running.namespace, upto, running.names.extra)
     giving: Many[Lane] = shape.in_order
+    kept: dict[PartialLane, Pages] = {}
     if "commit_insert" in shape.hooks or shape.has_admission:
-        giving = [lane for lane in giving if not _is_refused(core, running, lane, upto, end)]
+        giving = [lane for lane in giving if not _is_refused(core, running, lane, upto, end, kept)]
     run = nodes_for(core, running, upto)
     for state_lane in shape.state_lanes:
         if isinstance(state_lane, CodedLane) or (upto != end and not state_lane.live.at_hand):
@@ -198,6 +202,8 @@ def _hand_over(core: Core, running: Running, upto: int, end: int) -> None:
     if running.work is not None and not running.work.over:
         unwritten = [(lane, set(lane.own_slots(holding))) for lane, holding in running.pairs]
     try:
+        for partial, spans in kept.items():
+            partial.hold_back(held[partial.index], running.node.end, upto, spans)
         for lane in shape.in_order:
             i = lane.index
             if lane in giving:
@@ -282,10 +288,10 @@ def _warn_of_no_state(core: Core, running: Running) -> None:
 # ---------------------------------------------------------------- what is not handed over
 
 
-def _is_refused(core: Core, running: Running, lane: Lane, upto: int, end: int) -> bool:
+def _is_refused(core: Core, running: Running, lane: Lane, upto: int, end: int, kept: dict[PartialLane, Pages]) -> bool:
     """Return whether a plugin or a policy refuses the state of ``lane`` at ``upto``: it stays with the sequence.
 
-    Pages are never refused. Those that the plugin does not want to keep are given back at once.
+    Pages are never refused. Where a plugin wants to keep some only, ``kept`` gets these and what ``upto`` needs.
     """
     names, holding, at_branch = running.names, running.held[lane.index], upto == running.branch
     keep, hook = None, lane.hooks.commit_insert
@@ -299,8 +305,10 @@ def _is_refused(core: Core, running: Running, lane: Lane, upto: int, end: int) -
             return False
         if any(isinstance(span, int) for span in keep):
             core.plugins.go_on_without(core.plugins.bad_answer(lane.name, "commit_insert", "intervals to keep", keep))
-        elif upto == end or lane.part.reach.convex:  # or else a later boundary may need what this one does not
-            lane.hold_back(holding, running.node.end, upto, keep)
+        elif isinstance(lane, PartialLane) and (upto == end or lane.part.reach.convex):
+            kept[lane] = merged(
+                (*lane.paged.needs[upto], *pages_of(keep, lane.page))
+            )  # or else a later one may need it
         return False
     if holding.checkpoint(upto) != upto:
         return False

@@ -122,9 +122,6 @@ class Lane(Cells[K], Generic[K, C, H]):
             if cell is not None and cell.next is None and self.uncovered(cell):
                 self.enter(cell)
 
-    def hold_back(self, holding: H, start: int, upto: int, keep: tuple[Interval, ...]) -> None:
-        """Give back what of [start, upto) is neither in ``keep`` nor needed at ``upto``, instead of publishing it."""
-
     def close(self, holding: H) -> None:
         """Give back all that the sequence owns."""
         raise NotImplementedError

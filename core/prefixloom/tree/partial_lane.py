@@ -341,8 +341,8 @@ class PartialLane(PageLane[PartialCell, PartialCover]):
         if tree.count(ABSENT) < len(tree) - cell.pages:
             self.change(cell, tree)
 
-    def hold_back(self, holding: PageHolding, start: int, upto: int, keep: tuple[Interval, ...]) -> None:
-        kept = merged((*self.paged.needs[upto], *pages_of(keep, self.page)))
+    def hold_back(self, holding: PageHolding, start: int, upto: int, kept: Pages) -> None:
+        """Give back the pages of [start, upto) that are not ``kept``, instead of publishing them."""
         self._forget(holding, kept, start // self.page, upto // self.page)
 
     def needed_pages(self, first: int, length: int) -> list[bool]:
