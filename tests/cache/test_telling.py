@@ -28,27 +28,28 @@ TOKENS = list(range(100, 140))
 @pytest.mark.parametrize(
     ("tokens", "options", "told"),
     [
-        ([], {}, "the prompt is empty"),
-        (TOKENS[:3], {}, "0 of 3 tokens: a hit is a multiple of 4"),
-        (TOKENS, {}, "the whole prompt of 40 tokens is cached"),
-        (TOKENS[:38], {}, "36 of 38 tokens: a hit is a multiple of 4"),
-        (TOKENS, {"leave": 1}, "36 of 40 tokens: a hit is a multiple of 4, and some tokens are to be left to compute"),
-        ([*TOKENS[:10], 1, 2, 3], {}, "the keys agree to 8 tokens, in whole pages of 4"),
-        (TOKENS, {"namespace": "other"}, "nothing is cached in namespace 'other'"),
-        (TOKENS, {"namespace": "\0other"}, "nothing is cached in namespace '\\x00other'"),
+        ([], {}, "0 of 0 tokens hit: the prompt is empty."),
+        (TOKENS[:3], {}, "0 of 3 tokens hit. Tokens 0 to 3: they do not fill a page (a page has 4 tokens)."),
+        (TOKENS, {}, "40 of 40 tokens hit."),
+        (TOKENS, {"leave": 1}, "36 of 40 tokens hit. Tokens 36 to 40: they were to be left to compute."),
+        ([*TOKENS[:10], 1, 2, 3], {}, "8 of 13 tokens hit. Tokens 8 to 12: the prompt parts from what is cached"),
+        (TOKENS, {"namespace": "other"}, "0 of 40 tokens hit. Tokens 0 to 40: the same tokens are cached in another"),
     ],
 )
 def test_a_plan_says_why_the_hit_is_no_longer(tokens: list[int], options: dict[str, object], told: str) -> None:
     cache = path_cache()
     serve(cache, TOKENS)
-    assert cache.match(tokens, **options).why.startswith(told)  # type: ignore[arg-type]
+    plan = cache.match(tokens, **options)  # type: ignore[arg-type]
+    assert plan.why.startswith(told)
+    cache.core.index.lose()
+    assert plan.why.startswith(told), "also of a stale plan"
 
 
 def test_a_plan_names_the_component_that_limits_it() -> None:
     cache = cache_of(part("path", Path()), part("near", Window(10)))
     serve(cache, TOKENS)
     cache.evict({"near": 64})
-    assert cache.match(TOKENS).why.startswith("component 'near' holds nothing usable past 0 of 40 tokens")
+    assert "component 'near' lacks 28 to 40 to resume at 40" in cache.match(TOKENS).why
 
 
 def test_stats_read_as_sentences() -> None:

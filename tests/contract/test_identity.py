@@ -56,7 +56,7 @@ def test_a_cache_finds_what_was_cached_under_its_identity_alone(name: str) -> No
     serve(cache, range(16))
     cache.identity = {**ONE.facts, name: "another"}
     assert cache.peek(range(16)) == 0
-    assert "computed with other weights, adapters or positions" in cache.match(range(16)).why
+    assert "under another identity: other weights, adapters or positions" in cache.match(range(16)).why
     assert cache.peek(range(16), namespace=ONE.namespace()) == 16
     cache.identity = ONE
     assert cache.peek(range(16)) == 16

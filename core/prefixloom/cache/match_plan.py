@@ -5,10 +5,10 @@ from __future__ import annotations
 from array import array
 from typing import NoReturn
 
-from ..contract.identity import means, plain_name
 from ..contract.reach import Interval
 from ..errors import ProtocolError
-from ..operations.match import candidates, goes_on, limit_of, wanted_at
+from ..insight.explanation import explain
+from ..operations.match import candidates, current, goes_on, wanted_at
 from ..operations.state import Core, Match
 
 
@@ -103,37 +103,9 @@ class MatchPlan:
 
     @property
     def why(self) -> str:
-        """Why the hit is no longer, in a sentence."""
+        """Why the hit is no longer, in words: an explanation without a history."""
         self._core.check_whole()
-        page, count = self._core.shape.page, self.key_tokens
-        if not count:
-            return "the prompt is empty"
-        if self.limited_by is not None:
-            return (
-                f"component {self.limited_by!r} holds nothing usable past {self.ready} of {self.walked} tokens: it was "
-                f"never published there, or evicted"
-            )
-        if self.walked < limit_of(self._core, self._match):
-            if self.namespace not in self._core.index.tree.roots:
-                return self._why_namespace
-            return (
-                f"the keys agree to {self.walked} tokens, in whole pages of {page}; nothing longer that begins so was "
-                f"published, or it was evicted"
-            )
-        if self.ready == count:
-            return f"the whole prompt of {count} tokens is cached"
-        told = f"{self.ready} of {count} tokens: a hit is a multiple of {page}"
-        return told if count - self.ready < page else told + ", and some tokens are to be left to compute"
-
-    @property
-    def _why_namespace(self) -> str:
-        name = plain_name(self.namespace)
-        if any(means(name, each) for each in self._core.index.tree.roots):
-            return (
-                f"nothing is cached in namespace {name!r} under this identity: what is there was computed with other "
-                f"weights, adapters or positions"
-            )
-        return f"nothing is cached in namespace {name!r}"
+        return " ".join(explain(self._core, current(self._core, self._match), None, closely=True).sentences)
 
     def pages(self, component: str) -> array[int]:
         """Page numbers of the matched prefix by position, -1 where absent. Only a lease keeps them true."""
