@@ -177,7 +177,7 @@ def contents(f: Facts, ids: Any, index: int, entries: int | None = None) -> list
 def cell_pages(f: Facts, end: int, data: Any) -> Iterator[tuple[int, int]]:
     """Yield (index, slot) of everything that a cell holds."""
     if f.boundary:
-        yield end, numbers_of(data)[0]
+        yield end, array("i", data)[0]
         return
     ids = array("i", data)
     first = end // f.page - len(ids)
