@@ -206,7 +206,7 @@ def test_a_component_without_its_three_attributes_is_refused(missing: str) -> No
             setattr(bare, attribute, value)
     refused(rf"Bare\) has no '{missing}'", bare)
     setattr(bare, missing, 42)
-    refused(rf"Bare\): its {missing} must be a \w+, got 42", bare)
+    refused(rf"Bare\): its {missing} must be of type \w+, got 42", bare)
 
 
 def test_an_empty_name_is_refused() -> None:

@@ -125,7 +125,7 @@ def test_what_a_component_warns_of_is_in_the_profile_once() -> None:
     assert profile_from_facts(facts_of("n", "f", "c"), registry).warnings == ("toy: slow", "and hot")
     assert profile_from_facts(facts_of("c"), registry).warnings == ()
     broken = Registry([Installed("near", "n", caveats=lambda facts, layers: 1 / 0)])
-    with pytest.raises(CompositionError, match="could not judge layer 0 of model type 'toy': ZeroDivisionError"):
+    with pytest.raises(CompositionError, match="could not judge layer 0 of 'toy': ZeroDivisionError"):
         profile_from_facts(facts_of("n"), broken)
 
 
@@ -193,7 +193,7 @@ def test_a_component_that_cannot_read_its_layers_is_named_with_its_distribution(
         raise CompositionError("two widths")
 
     for from_layers, told in (
-        (raising, r"could not read layer 0 of model type 'toy': KeyError"),
+        (raising, r"could not read layer 0 of 'toy': KeyError"),
         (refusing, "two widths"),
     ):
         registry = Registry([Installed("near", "n", from_layers=from_layers)])

@@ -98,7 +98,10 @@ def test_the_truth_about_a_component_comes_with_it_and_gets_all_options(distribu
             TRUTH.replace("return Truth", "return dict"),
             r"prefixloom_truth answered .*must return a prefixloom.testing.T",
         ),
-        (TRUTH.replace("return Truth", "raise KeyError"), r"prefixloom_truth raised (TypeError|KeyError): .*Report it"),
+        (
+            TRUTH.replace("return Truth", "raise KeyError"),
+            r"raised in prefixloom_truth .*(TypeError|KeyError): .*",
+        ),
     ],
 )
 def test_a_truth_that_cannot_be_had_is_refused_with_the_reason(
@@ -212,7 +215,11 @@ BAD = {
     ),
     "wrong_type": (RING.replace("return ", "return Ring or "), "", "must return one ComponentType"),
     "answers_none": (RING.replace("return ", "return None and "), "", "answered None"),
-    "raises": (RING.replace("return ", "raise KeyError('w')\n    "), "", "prefixloom_component raised KeyError: 'w'"),
+    "raises": (
+        RING.replace("return ", "raise KeyError('w')\n    "),
+        "",
+        "raised in prefixloom_component: KeyError",
+    ),
     "another_name": (RING.replace('"ring", Ring', '"rong", Ring'), "", "called 'rong'.*must agree"),
     "newer_api": (
         RING + "\nprefixloom_api = 99\n@hookimpl\ndef prefixloom_of_later(): pass",
@@ -235,7 +242,7 @@ BAD = {
     "no_from_layers": (
         RING.replace('lambda facts, layers: {"w": 4}', "None"),
         "",
-        "raised CompositionError.*no from_layers",
+        "names layer_kinds but has no from_layers",
     ),
 }
 

@@ -408,7 +408,7 @@ def test_a_policy_whose_key_fails_is_replaced_by_last_use(
 
 
 def test_a_policy_with_neither_a_key_nor_a_queue_is_refused() -> None:
-    with pytest.raises(CompositionError, match="'empty' has neither a key nor a queue"):
+    with pytest.raises(CompositionError, match="'empty': it has neither a key nor a queue"):
         path_cache(policy=EvictionPolicy("empty"))
 
 

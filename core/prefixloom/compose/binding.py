@@ -8,7 +8,8 @@ module knows names and signatures, and not what an answer means.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from difflib import get_close_matches
 from operator import itemgetter
 from typing import Any
@@ -18,7 +19,7 @@ import pluggy
 
 from ..contract.composition import Hooks
 from ..contract.hookspecs import COLD_HOOKS, HOT_HOOKS, PROJECT, ComponentSpecs
-from ..errors import CompositionError
+from ..errors import CompositionError, PrefixloomError
 
 ARGUMENTS = {name: tuple(inspect.signature(getattr(ComponentSpecs, name)).parameters)[1:] for name in HOT_HOOKS}
 """The arguments of every hot hook, in the order of its specification."""
@@ -97,6 +98,28 @@ def _parameters(function: Callable[..., Any], name: str, label: str) -> tuple[st
 
 
 # ---------------------------------------------------------------- what is refused
+
+
+@contextmanager
+def naming(who: object, did: str, remedy: str = "") -> Iterator[None]:
+    """Make a ``CompositionError`` that names ``who`` of what the block raises.
+
+    ``did``: what happened to it, where the error is none of ours; ``remedy``: what helps then.
+    """
+    try:
+        yield
+    except CompositionError as error:
+        raise CompositionError(f"{who}: {error}") from error
+    except PrefixloomError:
+        raise
+    except Exception as error:
+        raise CompositionError(f"{who} {did}: {shown(error)}" + (f". {remedy}" if remedy else "")) from error
+
+
+def shown(error: BaseException) -> str:
+    """Return an error with its type, in one line."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def check_identity(instance: object, label: str) -> None:

@@ -31,6 +31,7 @@ from ..tree.lane import Lane
 from ..tree.partial_lane import PartialLane
 from ..tree.path_lane import PathLane
 from ..tree.state_lane import CodedLane, StateLane
+from .binding import naming
 from .registry import Registry
 
 Validators = list[tuple[str, Callable[[WalkView], int]]]
@@ -144,10 +145,8 @@ def make_validators(composition: Composition, tiers: tuple[Tier, ...]) -> Valida
         maker = part.hooks.create_match_validator
         if maker is None:
             continue
-        try:
+        with naming(part, "raised in create_match_validator"):
             validator = maker(tiers)
-        except Exception as error:
-            raise CompositionError(f"component {part.name!r}: create_match_validator raised {error!r}") from error
         if validator is None:
             continue
         if not callable(validator):

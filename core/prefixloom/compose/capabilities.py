@@ -12,7 +12,7 @@ from typing import Any
 
 import attrs
 
-from ..contract.checks import whole
+from ..contract.checks import of_type, whole
 from ..contract.composition import Part, TierPart
 from ..contract.manifest import Manifest, TierManifest, Unit, parse_memory
 from ..contract.reach import Reach
@@ -20,7 +20,7 @@ from ..contract.values import ComponentSpec, Profile
 from ..device.codecs import Coder
 from ..errors import CompositionError
 from ..tiers.consensus import Consensus
-from .binding import bind, check_identity
+from .binding import bind, check_identity, naming
 from .registry import Registry
 from .sizing import Demand, equal_tokens, from_capacity, sizing_lines
 
@@ -82,15 +82,8 @@ def _made(spec: ComponentSpec, registry: Registry) -> Part | TierPart:
     component_type = registry.component(spec.kind)
     origin = registry.source("component", spec.kind)
     what = f"component {spec.name!r} ({origin})"
-    try:
+    with naming(what, f"cannot be made with the options {dict(spec.options)!r}", "Correct the profile's options"):
         instance = component_type.make(name=spec.name, **spec.options)
-    except CompositionError as error:
-        raise CompositionError(f"{what}: {error}") from error
-    except Exception as error:
-        raise CompositionError(
-            f"{what} cannot be made with the options {dict(spec.options)!r}: {type(error).__name__}: {error}. Correct "
-            f"the profile's options"
-        ) from error
     part = _part(instance, origin)
     if part.name != spec.name:
         raise CompositionError(
@@ -106,15 +99,8 @@ def _part(instance: Any, origin: str) -> Part | TierPart:
     wanted: list[tuple[str, type]] = [("name", str), ("manifest", Manifest), ("reach", Reach)]
     tier = isinstance(getattr(instance, "manifest", None), TierManifest)
     for attribute, kind in wanted[:1] if tier else wanted:
-        try:
-            value = getattr(instance, attribute)
-        except AttributeError as error:
-            raise CompositionError(
-                f"{label} has no {attribute!r}: a component needs a name, a manifest and a reach. "
-                f"prefixloom.Component takes the three"
-            ) from error
-        if not isinstance(value, kind):
-            raise CompositionError(f"{label}: its {attribute} must be a {kind.__name__}, got {value!r}")
+        with naming(label, f"has no {attribute!r}", "prefixloom.Component takes a name, a manifest and a reach"):
+            of_type(getattr(instance, attribute), kind, f"its {attribute}")
     if not instance.name:
         raise CompositionError(f"{label} has an empty name. Give it one")
     hooks = bind(instance, f"component {instance.name!r} ({origin})")
@@ -148,13 +134,9 @@ def _faults(part: Part) -> Iterator[str]:
         )
     needs_data = False
     for n in PROBES:
-        try:
+        with naming(part, f"has the reach {reach!r}, which fails at {n}", "Correct needs and until"):
             spans, last = tuple(reach.needs(n)), float(reach.until(n))
             fits = all(isinstance(lo, int) and isinstance(hi, int) and 0 <= lo <= hi <= n for lo, hi in spans)
-        except Exception as error:
-            raise CompositionError(
-                f"{part}: its reach {reach!r} fails at {n}: {type(error).__name__}: {error}. Correct needs and until"
-            ) from error
         if not fits or math.isnan(last):
             yield (
                 f"its reach {reach!r} answers needs({n}) = {spans!r}, until({n}) = {last!r}. needs(n) must give token "
@@ -234,7 +216,7 @@ def sized_tier(tier: TierPart, demands: Iterable[Demand], page: int) -> TierPart
         )
     manifest = tier.manifest
     held = [_at_rest(demand, manifest) for demand in demands]
-    try:
+    with naming(tier, "cannot be sized"):
         if manifest.memory is not None:
             sizes = equal_tokens(held, page, parse_memory(manifest.memory))
         else:
@@ -245,8 +227,6 @@ def sized_tier(tier: TierPart, demands: Iterable[Demand], page: int) -> TierPart
             names = ("write", "hits", "load_at_least")
             consensus.agree_same({name: str(getattr(manifest, name)) for name in names})
             sizes = dict(consensus.agree_min(sizes))
-    except CompositionError as error:
-        raise CompositionError(f"{tier}: {error}") from error
     lines = tuple(f"{tier.name} {line}" for line in sizing_lines(held, sizes, "the tier below the device"))
     return attrs.evolve(tier, capacity=sizes, sizing=lines)
 

@@ -28,6 +28,7 @@ from ..contract.values import Profile
 from ..device.codecs import Coder
 from ..errors import CompositionError
 from ..operations.state import Core
+from .binding import naming
 from .build import build
 from .capabilities import gather, paged, rewind_depth, sized_tier
 from .profiles import resolve_profile
@@ -199,17 +200,10 @@ def _eviction(policy: object, shares: object, registry: Registry) -> EvictionPol
     """Return the eviction policy with the shares of owners. It makes queues here, so that a broken one is refused."""
     chosen = _chosen(policy, EvictionPolicy, BUILT_IN, registry.policy, "policy")
     for states in (False, True):
-        try:
+        with naming(f"eviction policy {chosen.name!r}", "cannot make a queue"):
             queue = chosen.queue(states=states)
-            missing = missing_methods(queue)
-        except CompositionError:
-            raise
-        except Exception as error:
-            raise CompositionError(f"eviction policy {chosen.name!r} cannot make a queue: {error!r}") from error
-        if missing:
-            raise CompositionError(
-                f"eviction policy {chosen.name!r} makes {queue!r}, which has no {', '.join(missing)}"
-            )
+            if missing := missing_methods(queue):
+                raise CompositionError(f"it makes {queue!r}, which has no {', '.join(missing)}")
     if shares is None:
         return chosen
     told = "shares are a mapping from owners to numbers above 0, got"

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from ..contract.values import ComponentSpec, LayerFacts, ModelFacts, Profile
 from ..errors import CompositionError
+from .binding import naming
 from .model_config import read_facts
 from .registry import Registry
 
@@ -135,16 +136,9 @@ def _ask(
     function = getattr(registry.component(kind), question)
     if function is None:
         return None
-    what = f"component {kind!r} ({registry.source('component', kind)})"
-    try:
+    did = f"could not {'read' if question == 'from_layers' else 'judge'} {_ranges(layers)} of {facts.model_type!r}"
+    with naming(f"component {kind!r} ({registry.source('component', kind)})", did, "Report it, or pass a Profile"):
         return function(facts, layers)
-    except CompositionError as error:
-        raise CompositionError(f"{what}: {error}") from error
-    except Exception as error:
-        raise CompositionError(
-            f"{what} could not {'read' if question == 'from_layers' else 'judge'} {_ranges(layers)} of model type "
-            f"{facts.model_type!r}: {type(error).__name__}: {error}. Report it there, or pass a Profile"
-        ) from error
 
 
 def _ranges(layers: list[LayerFacts] | tuple[LayerFacts, ...]) -> str:

@@ -27,7 +27,7 @@ from ..contract.policy import BUILT_IN, EvictionPolicy
 from ..contract.values import ComponentType
 from ..errors import CompositionError
 from ..storage import Backend, BackendType, opened, shown_url
-from .binding import refuse_order
+from .binding import naming, refuse_order, shown
 
 GROUP = "prefixloom"
 
@@ -211,13 +211,9 @@ class Registry:
     def _ask(self, entry: _Entry, hook: str, **arguments: object) -> object:
         """Return the answer of a hook. The error for what it raises names the plugin."""
         caller = getattr(self._manager(entry).hook, hook)
-        try:
+        given = f" with {arguments!r}" if arguments else ""
+        with naming(entry, f"raised in {hook}{given}", "Report it there, or uninstall it"):
             answer = caller(**arguments)
-        except Exception as error:
-            given = f" for {arguments!r}" if arguments else ""
-            raise CompositionError(
-                f"{entry}: {hook} raised {_shown(error)}{given}. Report it there, or uninstall it"
-            ) from error
         if caller.spec.opts["firstresult"]:
             return answer
         return answer[0] if answer else None
@@ -306,12 +302,6 @@ def open_store(name: str, **options: Any) -> Backend:
 # ---------------------------------------------------------------- one entry point
 
 
-def _shown(error: BaseException) -> str:
-    """Return an error with its type, in one line."""
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
 def _load(entry: _Entry) -> pluggy.PluginManager:
     """Import an entry point's target, and register it in a manager of its own: plugins cannot disturb each other."""
     if entry.offer not in TYPES:
@@ -323,7 +313,7 @@ def _load(entry: _Entry) -> pluggy.PluginManager:
         target = entry.point.load()
     except (Exception, SystemExit) as error:
         raise CompositionError(
-            f"{entry} failed to import: {_shown(error)}. Install what it needs, or uninstall it"
+            f"{entry} failed to import: {shown(error)}. Install what it needs, or uninstall it"
         ) from error
     if inspect.isclass(target):
         raise CompositionError(
@@ -335,14 +325,10 @@ def _load(entry: _Entry) -> pluggy.PluginManager:
     _check_version(entry, target)  # before its hooks, which may have other names or arguments in another version
     manager = pluggy.PluginManager(PROJECT)
     manager.add_hookspecs(RegistrySpecs)
-    try:
+    as_in = "Its hooks must be named and take arguments as in prefixloom.contract.hookspecs.RegistrySpecs"
+    with naming(entry, "does not fit the hook specifications", as_in):
         manager.register(target, name=entry.name)
         manager.check_pending()
-    except (pluggy.PluginValidationError, ValueError) as error:
-        raise CompositionError(
-            f"{entry} does not fit the hook specifications: {_shown(error)}. Its hooks must be named and take their "
-            f"arguments as in prefixloom.contract.hookspecs.RegistrySpecs"
-        ) from error
     for attribute in dir(target):
         refuse_order(manager.parse_hookimpl_opts(target, attribute) or {}, attribute, str(entry))
     for hook in COLD_HOOKS:

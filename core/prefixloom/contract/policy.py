@@ -146,7 +146,7 @@ class EvictionPolicy:
         if self.make is not None:
             return self.make()
         if self.key is None:
-            raise CompositionError(f"eviction policy {self.name!r} has neither a key nor a queue")
+            raise CompositionError("it has neither a key nor a queue")
         return KeyedQueue(self.key)
 
 

@@ -18,6 +18,7 @@ from .tokens import (
     has_negative,
     moved,
     with_spans,
+    within,
 )
 
 UNKNOWN = -1
@@ -192,7 +193,7 @@ class NamedTokens:
         waiting = max(0, self.count - self._maker.lookahead)  # the first token that has no element yet
         extra = *self.extra, *moved(tokens.extra, self.count)
         tail = Tokens(self._tokens[waiting * TOKEN_BYTES :] + tokens)
-        more = self._maker.name(with_spans(tail, tuple(s for s in moved(extra, -waiting) if s[1] > 0)))
+        more = self._maker.name(with_spans(tail, within(extra, waiting, waiting + tail.count)))
         if self._elements is self._tokens:
             self._elements = bytearray(self._tokens)
         self._elements += more

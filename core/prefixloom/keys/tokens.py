@@ -54,10 +54,7 @@ class Tokens(bytes):
         if not self.extra or not taken:
             return taken
         first = range(self.count)[start]
-        end = first + taken.count
-        return with_spans(
-            taken, tuple((low - first, min(high, end) - first, key) for low, high, key in self._in(first, end))
-        )
+        return with_spans(taken, within(self.extra, first, first + taken.count))
 
     def keyed(self, extra: Iterable[Span]) -> Tokens:
         """Return these tokens with the extra keys of ``extra`` as well. A span that they have already counts once."""
@@ -89,10 +86,7 @@ class Tokens(bytes):
 
     def extra_in(self, start: int, stop: int) -> tuple[tuple[int, int, bool, ExtraKey], ...]:
         """Return the extra keys of [start, stop): (from where, up to where, whether the span begins there, key)."""
-        return tuple(
-            (max(low - start, 0), min(high, stop) - start, low >= start, key)
-            for low, high, key in self._in(start, stop)
-        )
+        return tuple((max(low, 0), high, low >= 0, key) for low, high, key in within(self.extra, start, stop))
 
     def begins_with(self, other: Tokens) -> bool:
         """Return whether ``other`` are the first of these tokens, with the same extra keys."""
@@ -112,11 +106,6 @@ class Tokens(bytes):
             middle = (low + high + 1) // 2
         return low
 
-    def _in(self, start: int, stop: int) -> tuple[Span, ...]:
-        """Return the spans that have a position in [start, stop)."""
-        first = bisect_right(self.extra, start, key=itemgetter(1))
-        return self.extra[first : bisect_right(self.extra, stop - 1, key=itemgetter(0))]
-
 
 class KeyedTokens(Tokens):
     """Tokens of which some have an extra key."""
@@ -131,6 +120,12 @@ def with_spans(tokens: Tokens, spans: tuple[Span, ...]) -> Tokens:
     keyed = KeyedTokens(tokens)
     keyed.extra = spans
     return keyed
+
+
+def within(spans: tuple[Span, ...], start: int, stop: int) -> tuple[Span, ...]:
+    """Return the spans that have a position in [start, stop), counted from there, and cut off at its end."""
+    first, last = bisect_right(spans, start, key=itemgetter(1)), bisect_right(spans, stop - 1, key=itemgetter(0))
+    return tuple((low - start, min(high, stop) - start, key) for low, high, key in spans[first:last])
 
 
 def clipped(spans: Iterable[Span], start: int, end: int) -> tuple[Span, ...]:
