@@ -117,7 +117,7 @@ BUDGET: dict[str, int] = {
     "core/prefixloom/cache": 950,
     "core/prefixloom/tiers": 2_460,
     "core/prefixloom/insight": 1_250,
-    "core/prefixloom/compose": 2_350,
+    "core/prefixloom/compose": 2_320,
     "core/prefixloom/cli": 390,
     "plugins/full": 170,
     "plugins/swa": 170,

@@ -62,9 +62,9 @@ class Offer:
     layer_kinds: tuple[str, ...] = ()
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False, slots=False)
 class _Entry:
-    """An entry point with its parsed name and its distribution."""
+    """An entry point with its parsed name and its distribution. Its plugin is imported on first use."""
 
     offer: str
     name: str
@@ -99,15 +99,94 @@ class _Entry:
     def __str__(self) -> str:
         return f"{self.offer} {self.name!r} ({self.source}, entry point {self.point.value!r})"
 
+    @functools.cached_property
+    def manager(self) -> pluggy.PluginManager:
+        """The manager of the target's hooks, one for each target: plugins cannot disturb each other."""
+        if self.offer not in TYPES:
+            raise CompositionError(
+                f"{self} is of no kind that prefixloom knows: name the entry point by the component's kind, or "
+                + ", ".join(f"{kind}:NAME" for kind in TYPES if kind != "component")
+            )
+        try:
+            target = self.point.load()
+        except (Exception, SystemExit) as error:
+            raise CompositionError(
+                f"{self} failed to import: {shown(error)}. Install what it needs, or uninstall it"
+            ) from error
+        if target is None or inspect.isclass(target):  # the hooks of a class have no self
+            raise CompositionError(f"{self} points to {target!r}. Point it to a module with hooks, or to an instance")
+        self._check_version(target)  # before its hooks, which may have other names or arguments in another version
+        manager = pluggy.PluginManager(PROJECT)
+        manager.add_hookspecs(RegistrySpecs)
+        as_in = "Its hooks must be named and take arguments as in prefixloom.contract.hookspecs.RegistrySpecs"
+        with naming(self, "does not fit the hook specifications", as_in):
+            manager.register(target, name=self.name)
+            manager.check_pending()
+        for attribute in dir(target):
+            refuse_order(manager.parse_hookimpl_opts(target, attribute) or {}, attribute, str(self))
+        for hook in COLD_HOOKS:
+            if getattr(manager.hook, hook).get_hookimpls():
+                continue
+            if callable(getattr(target, hook, None)):
+                raise CompositionError(f"{self}: decorate its {hook} with @hookimpl, so that it is called")
+            if hook == f"prefixloom_{self.offer}":
+                raise CompositionError(
+                    f"{self} promises {hook} by its name and does not implement it. Define {hook} there"
+                )
+        return manager
+
+    def _check_version(self, target: object) -> None:
+        """Refuse a target of another major version of the contract. One without a version is of the first."""
+        built = getattr(target, "prefixloom_api", FIRST_API)
+        if built == API_VERSION and type(built) is int:
+            return
+        if type(built) is not int:
+            remedy = "prefixloom_api must be a whole number: report it there"
+        elif built > API_VERSION:
+            remedy = "Upgrade prefixloom"
+        else:
+            remedy = f"Upgrade {self.distribution or 'the plugin'}, or install a prefixloom of version {built}"
+        raise CompositionError(
+            f"{self} was built for version {built!r} of the plugin contract and this prefixloom speaks version "
+            f"{API_VERSION}. {remedy}"
+        )
+
+    def ask(self, hook: str, **arguments: object) -> object:
+        """Return the answer of a hook. The error for what it raises names the plugin."""
+        caller = getattr(self.manager.hook, hook)
+        given = f" with {arguments!r}" if arguments else ""
+        with naming(self, f"raised in {hook}{given}", "Report it there, or uninstall it"):
+            answer = caller(**arguments)
+        if caller.spec.opts["firstresult"]:
+            return answer
+        return answer[0] if answer else None
+
+    @functools.cached_property
+    def answer(self) -> object:
+        """What the plugin offers, which is checked; None of a kind that is asked later."""
+        assert self.manager is not None  # an entry of no known kind is refused here
+        hook, wanted = f"prefixloom_{self.offer}", TYPES[self.offer]  # type: ignore[index]
+        if wanted is None:
+            return None
+        answer = self.ask(hook)
+        if not isinstance(answer, wanted):
+            raise CompositionError(f"{self}: {hook} answered {answer!r}, and it must return one {wanted.__name__}")
+        name = getattr(answer, "kind", None) or getattr(answer, "name", None)
+        if name != self.name:
+            raise CompositionError(
+                f"{self} answered a {wanted.__name__} called {name!r}: the entry point and its answer must agree on "
+                f"the name. Change one of them"
+            )
+        if self.name in TAKEN.get(self.offer, ()):
+            raise CompositionError(f"{self} takes the name of a built-in policy. Ask it to register under another name")
+        return answer
+
 
 class Registry:
     """The offers of the installed distributions. A plugin is imported on first use; answers are kept."""
 
     def __init__(self, entry_points: Iterable[EntryPoint] | None = None) -> None:
         self._given = None if entry_points is None else tuple(entry_points)
-        self._found: dict[tuple[str, str], tuple[_Entry, ...]] | None = None
-        self._managers: dict[_Entry, pluggy.PluginManager] = {}
-        self._answers: dict[_Entry, object] = {}
 
     def component(self, kind: str) -> ComponentType:
         """Return the component type that is registered as ``kind``. Its plugin is imported on first use."""
@@ -128,9 +207,9 @@ class Registry:
     def truth(self, kind: str, options: Mapping[str, object]) -> Any:
         """Return what a distribution says of the layers that its component with these options serves; None: nothing."""
         entry = self._select("component", kind)
-        if not self._manager(entry).hook.prefixloom_truth.get_hookimpls():
+        if not entry.manager.hook.prefixloom_truth.get_hookimpls():
             return None
-        answer = self._ask(entry, "prefixloom_truth", options=dict(options))
+        answer = entry.ask("prefixloom_truth", options=dict(options))
         if answer is None:
             raise CompositionError(
                 f"{entry}: prefixloom_truth answered None to the options {dict(options)!r}. It must return a "
@@ -141,11 +220,11 @@ class Registry:
     def session_plugins(self) -> tuple[SessionPlugin, ...]:
         """Return the installed adapters of models, in the order of their names. One that fails to load is an error."""
         entries = [self._select("session", name) for name in self.names("session")]
-        return tuple(SessionPlugin(entry.name, entry.source, self._manager(entry)) for entry in entries)
+        return tuple(SessionPlugin(entry.name, entry.source, entry.manager) for entry in entries)
 
     def names(self, offer: OfferKind) -> tuple[str, ...]:
         """Return the installed names of one kind of offer. Nothing is imported."""
-        return tuple(sorted(name for kind, name in self._entries() if kind == offer))
+        return tuple(sorted(name for kind, name in self._entries if kind == offer))
 
     def source(self, offer: OfferKind, name: str) -> str:
         """Return the distribution that makes an offer, in words for an error."""
@@ -164,24 +243,23 @@ class Registry:
 
     def offers(self) -> tuple[Offer, ...]:
         """Return all installed offers, loaded and checked, with the reason for each one that does not work."""
-        kinds = dict.fromkeys([*TYPES, *sorted(kind for kind, _ in self._entries())])
+        kinds = dict.fromkeys([*TYPES, *sorted(kind for kind, _ in self._entries)])
         return tuple(offer for kind in kinds for offer in self._checked(kind))
 
     # ------------------------------------------------------------ finding
 
+    @functools.cached_property
     def _entries(self) -> dict[tuple[str, str], tuple[_Entry, ...]]:
         """Return the entries by (offer, name), one per distribution. More than one for a name is a conflict."""
-        if self._found is None:
-            points = importlib.metadata.entry_points(group=GROUP) if self._given is None else self._given
-            found: dict[tuple[str, str], dict[str, _Entry]] = {}
-            for entry in map(_Entry.of, points):
-                # Python imports the first one on the path; the same distribution may be found again further on.
-                found.setdefault((entry.offer, entry.name), {}).setdefault(entry.owner, entry)
-            self._found = {key: tuple(owners.values()) for key, owners in found.items()}
-        return self._found
+        points = importlib.metadata.entry_points(group=GROUP) if self._given is None else self._given
+        found: dict[tuple[str, str], dict[str, _Entry]] = {}
+        for entry in map(_Entry.of, points):
+            # Python imports the first one on the path; the same distribution may be found again further on.
+            found.setdefault((entry.offer, entry.name), {}).setdefault(entry.owner, entry)
+        return {key: tuple(owners.values()) for key, owners in found.items()}
 
     def _select(self, offer: str, name: str) -> _Entry:
-        entries = self._entries().get((offer, name), ())
+        entries = self._entries.get((offer, name), ())
         if len(entries) == 1:
             return entries[0]
         if entries:
@@ -190,7 +268,7 @@ class Registry:
                 + ", ".join(sorted(entry.source for entry in entries))
                 + ". Uninstall all but one, or ask one of them to register under another name"
             )
-        installed = sorted(known for kind, known in self._entries() if kind == offer)
+        installed = sorted(known for kind, known in self._entries if kind == offer)
         close = get_close_matches(name, installed, n=2)
         hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
         what = f"an {offer}" if offer == "admission" else f"a {offer}"
@@ -200,66 +278,20 @@ class Registry:
             f"{GROUP!r}; `prefixloom components` lists what is there"
         )
 
-    # ------------------------------------------------------------ loading
-
-    def _manager(self, entry: _Entry) -> pluggy.PluginManager:
-        """Return the manager of an entry's hooks. Its target is imported and checked on first use."""
-        if entry not in self._managers:
-            self._managers[entry] = _load(entry)
-        return self._managers[entry]
-
-    def _ask(self, entry: _Entry, hook: str, **arguments: object) -> object:
-        """Return the answer of a hook. The error for what it raises names the plugin."""
-        caller = getattr(self._manager(entry).hook, hook)
-        given = f" with {arguments!r}" if arguments else ""
-        with naming(entry, f"raised in {hook}{given}", "Report it there, or uninstall it"):
-            answer = caller(**arguments)
-        if caller.spec.opts["firstresult"]:
-            return answer
-        return answer[0] if answer else None
-
-    def _answer(self, entry: _Entry) -> object:
-        """Return the answer of an entry of a kind that is asked once; None for the others. It is checked, and kept."""
-        if entry not in self._answers:
-            self._manager(entry)  # an entry of no known kind is refused here
-            wanted = TYPES[entry.offer]  # type: ignore[index]
-            self._answers[entry] = None if wanted is None else self._checked_answer(entry, wanted)
-        return self._answers[entry]
-
-    def _checked_answer(self, entry: _Entry, wanted: type) -> object:
-        """Refuse an answer of another type or name than the entry point promises."""
-        hook = f"prefixloom_{entry.offer}"
-        answer = self._ask(entry, hook)
-        if answer is None:
-            raise CompositionError(f"{entry}: {hook} answered None. It must return its offer; report it there")
-        if not isinstance(answer, wanted):
-            raise CompositionError(f"{entry} answered {answer!r}: {hook} must return one {wanted.__name__}")
-        name = getattr(answer, "kind", None) or getattr(answer, "name", None)
-        if name != entry.name:
-            raise CompositionError(
-                f"{entry} answered a {wanted.__name__} called {name!r}: the entry point and its answer must agree on "
-                f"the name. Change one of them"
-            )
-        if entry.name in TAKEN.get(entry.offer, ()):
-            raise CompositionError(
-                f"{entry} takes the name of a built-in policy. Ask it to register under another name"
-            )
-        return answer
-
     def _typed(self, offer: OfferKind, wanted: type[T], name: str) -> T:
-        answer = self._answer(self._select(offer, name))
+        answer = self._select(offer, name).answer
         assert isinstance(answer, wanted)
         return answer
 
     def _checked(self, offer: str) -> tuple[Offer, ...]:
         """Return the entries of one kind of offer, loaded, with their status."""
         out: list[Offer] = []
-        for (kind, name), entries in sorted(self._entries().items()):
+        for (kind, name), entries in sorted(self._entries.items()):
             if kind != offer:
                 continue
             reason, answer = "", None
             try:
-                answer = self._answer(self._select(offer, name))
+                answer = self._select(offer, name).answer
             except CompositionError as error:
                 reason = str(error)
             out += [
@@ -297,64 +329,3 @@ def open_store(name: str, **options: Any) -> Backend:
         raise CompositionError(f"{shown_url(name)!r} says all of its store, so it takes no {told} beside it")
     kind = default_registry().storage(scheme)
     return opened(kind, name if colon else "", **options)
-
-
-# ---------------------------------------------------------------- one entry point
-
-
-def _load(entry: _Entry) -> pluggy.PluginManager:
-    """Import an entry point's target, and register it in a manager of its own: plugins cannot disturb each other."""
-    if entry.offer not in TYPES:
-        raise CompositionError(
-            f"{entry} is of no kind that prefixloom knows: name the entry point by the component's kind, or "
-            + ", ".join(f"{kind}:NAME" for kind in TYPES if kind != "component")
-        )
-    try:
-        target = entry.point.load()
-    except (Exception, SystemExit) as error:
-        raise CompositionError(
-            f"{entry} failed to import: {shown(error)}. Install what it needs, or uninstall it"
-        ) from error
-    if inspect.isclass(target):
-        raise CompositionError(
-            f"{entry} points to the class {target.__name__}, whose hooks have no self. Point it to the module, or to "
-            f"an instance of the class"
-        )
-    if target is None:
-        raise CompositionError(f"{entry} points to None. Point it to the module with the hooks")
-    _check_version(entry, target)  # before its hooks, which may have other names or arguments in another version
-    manager = pluggy.PluginManager(PROJECT)
-    manager.add_hookspecs(RegistrySpecs)
-    as_in = "Its hooks must be named and take arguments as in prefixloom.contract.hookspecs.RegistrySpecs"
-    with naming(entry, "does not fit the hook specifications", as_in):
-        manager.register(target, name=entry.name)
-        manager.check_pending()
-    for attribute in dir(target):
-        refuse_order(manager.parse_hookimpl_opts(target, attribute) or {}, attribute, str(entry))
-    for hook in COLD_HOOKS:
-        if getattr(manager.hook, hook).get_hookimpls():
-            continue
-        if callable(getattr(target, hook, None)):
-            raise CompositionError(f"{entry}: decorate its {hook} with @hookimpl, so that it is called")
-        if hook == f"prefixloom_{entry.offer}":
-            raise CompositionError(
-                f"{entry} promises {hook} by its name and does not implement it. Define {hook} there"
-            )
-    return manager
-
-
-def _check_version(entry: _Entry, target: object) -> None:
-    """Refuse a target that was built for another major version of the contract. Without a version, it is the first."""
-    built = getattr(target, "prefixloom_api", FIRST_API)
-    if built == API_VERSION and type(built) is int:
-        return
-    if type(built) is not int:
-        remedy = "prefixloom_api must be a whole number: report it there"
-    elif built > API_VERSION:
-        remedy = "Upgrade prefixloom"
-    else:
-        remedy = f"Upgrade {entry.distribution or 'the plugin'}, or install a prefixloom of version {built}"
-    raise CompositionError(
-        f"{entry} was built for version {built!r} of the plugin contract and this prefixloom speaks version "
-        f"{API_VERSION}. {remedy}"
-    )
