@@ -307,7 +307,7 @@ def test_every_room_is_in_the_table_and_what_is_to_be_read_exists() -> None:
     text = DESIGN.read_text()
     rows = table(text, "room", "for")
     rooms = {path.name for path in CORE.iterdir() if (path / "__init__.py").exists()}
-    assert rooms | {"errors", "connections"} == {row[0].strip("`") for row in rows}
+    assert rooms | {"errors", "connections", "script"} == {row[0].strip("`") for row in rows}
     first = re.search(r"## Where to read first\n(.*)", text, re.DOTALL)
     assert first is not None
     to_read = [*re.findall(r"`([\w.]+)`", first[1]), *(row[3].strip("`") for row in rows)]

@@ -18,7 +18,7 @@ from tests.support.places import ROOT
 
 CORE = (
     "errors", "connections", "keys", "storage", "contract", "device", "tree", "operations", "insight", "cache", "tiers",
-    "compose", "lab", "testing", "cli",
+    "compose", "script", "lab", "testing", "cli",
 )  # fmt: skip
 """The rooms of the core from the lowest up. Each may import all below it."""
 PACKAGES: dict[str, Path] = {

@@ -22,12 +22,12 @@ class Finder:
         return importlib.util.spec_from_loader(name, Wide()) if name == "prefixloom.keys.tokens" else None
 
 sys.meta_path.insert(0, Finder())
-from prefixloom.testing.oracle.writer import Writer
+from prefixloom.testing.oracle.writer import SetsWriter
 
-def prompt(writer, plain=Writer.prompt):
+def prompt(writer, plain=SetsWriter.prompt):
     return tuple(token << 32 for token in plain(writer))
 
-Writer.prompt = prompt
+SetsWriter.prompt = prompt
 """
 """Makes this process one with wide tokens, of which those of prompts differ behind their first four bytes."""
 MODEL = """

@@ -18,12 +18,13 @@ import prefixloom.testing
 from prefixloom import Component, CompositionError, Manifest, Path, Point, Window
 from prefixloom.cli import main
 from prefixloom.compose.registry import Registry, default_registry
+from prefixloom.script import Failure, failure, shrink
 from prefixloom.testing import LAWS, ComponentCase, LawBroken, Setting, Truth, check_component, play, report_on
 from prefixloom.testing.conformance import WATCHED, clauses, name_of, statement
 from prefixloom.testing.inside.memory import POISON, STRANGE
-from prefixloom.testing.kit.bench import Bench, Failure
-from prefixloom.testing.kit.outcomes import ALONE, LATE_STEPS, LENGTH, PAIRS
-from prefixloom.testing.kit.scripts import failure, shrunk, written
+from prefixloom.testing.kit.bench import Bench
+from prefixloom.testing.kit.outcomes import ALONE, LENGTH, PAIRS
+from prefixloom.testing.kit.scripts import ContentWriter
 from tests.support.broken import BROKEN
 from tests.support.broken_parts import WINDOW, K, V
 
@@ -110,7 +111,7 @@ def test_no_verdict_of_the_kit_depends_on_a_clock() -> None:
         r"^\s*(import time|from time import)|\btimeout=|os\.times\b|perf_counter|monotonic", re.MULTILINE
     )
     found = {file.relative_to(home).as_posix() for file in home.rglob("*.py") if clock.search(file.read_text())}
-    assert found == {"kit/worlds.py", "laws/policies.py"}
+    assert found == {"kit/machines.py"}
 
 
 def test_it_says_what_it_did_not_test() -> None:
@@ -147,16 +148,17 @@ def test_a_law_that_serves_nothing_gives_a_line_to_run_it_again() -> None:
 
 def test_a_script_is_shrunk_to_what_matters() -> None:
     case = broken("an op clears all states")
-    script = written("shrink", 120, 4)
-    found = failure(case, script)
+    script = ContentWriter("shrink", 4).script(120)
+    found = failure(Setting(case), script)
     assert found is not None and found.topic == "content"
-    short = shrunk(case, script, Setting(), "content")
+    short = shrink(Setting(case), script)
     assert len(short) <= 8 < len(script)
     assert {op[0] for op in short} <= {"open", "run", "align", "publish", "close", "rewind"}
 
 
 def test_a_script_is_the_same_for_the_same_seed() -> None:
-    assert written("a", 60, 4) == written("a", 60, 4) != written("b", 60, 4)
+    script = ContentWriter("a", 4).script(60)
+    assert script == ContentWriter("a", 4).script(60) != ContentWriter("b", 4).script(60)
 
 
 @pytest.mark.parametrize("reach", [Path(), Window(7), Point()], ids=repr)
@@ -166,7 +168,8 @@ def test_the_scripts_meet_what_they_are_meant_to_meet(reach: Any) -> None:
     counts: dict[str, int] = {}
     for setting in (*ALONE, *PAIRS):
         for seed in range(2):
-            for what, times in play(case, written(f"{seed}", LENGTH, 4), setting).counts.items():
+            player = play(Setting(case, **setting), ContentWriter(f"{seed}", 4).script(LENGTH))
+            for what, times in player.counts.items():
                 counts[what] = counts.get(what, 0) + times
     for what, least in {"hit": 20, "miss": 20, "step": 100, "evicted": 50, "rewind": 4, "refused": 1}.items():
         assert counts.get(what, 0) >= least, counts
@@ -174,7 +177,7 @@ def test_the_scripts_meet_what_they_are_meant_to_meet(reach: Any) -> None:
 
 def test_late_steps_really_run_behind() -> None:
     case = ComponentCase(window, WINDOW)
-    assert play(case, written("threads", 90, 4), LATE_STEPS[0]).bench.stream.tick > 20
+    assert play(Setting(case, late=True), ContentWriter("threads", 4).script(90)).bench.stream.tick > 20
 
 
 # ---------------------------------------------------------------- content

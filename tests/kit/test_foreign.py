@@ -7,14 +7,13 @@ from collections.abc import Iterator
 import pytest
 
 from bench.engines.ours_kit import OurCache
+from prefixloom.script import Failure, failure, play, shrink
 from prefixloom.testing.foreign import command
 from prefixloom.testing.foreign.command import ForeignSetup, find_adapter, report_on_foreign
 from prefixloom.testing.foreign.contract import AdapterUnavailable, ForeignCache
 from prefixloom.testing.foreign.hits import hit_rows
 from prefixloom.testing.foreign.orders import explore_orders, interleavings, plans_of
-from prefixloom.testing.foreign.player import failure_of, play_foreign
-from prefixloom.testing.foreign.traffic import random_script, shorter_script
-from prefixloom.testing.kit.bench import Failure
+from prefixloom.testing.foreign.traffic import ForeignWriter
 from tests.support import foreign_cache as listed
 
 TIGHT, ROOMY = (64, 15), (400, 60)
@@ -22,9 +21,9 @@ TIGHT, ROOMY = (64, 15), (400, 60)
 
 def failures(adapter: type[ForeignCache], components: str = "FM", page: int = 4, seeds: int = 40) -> Iterator[Failure]:
     for tokens, states in (TIGHT, ROOMY):
-        make = ForeignSetup(components, page, tokens, states).make(adapter)
+        world = ForeignSetup(components, page, tokens, states).world(adapter)
         for seed in range(seeds):
-            found = failure_of(make, random_script(f"test {tokens} {seed}", 60, 4))
+            found = failure(world, ForeignWriter(f"test {tokens} {seed}", 4).script(60))
             if found is not None:
                 yield found
 
@@ -61,34 +60,36 @@ def test_what_is_cached_for_a_pass_that_never_ran_is_caught() -> None:
     opened = [("open", first, "", 0), ("open", second, "", 0), ("pass", ((0, 4), (1, 4)))]
     script = [*opened, ("pass", ((0, 8), (1, 4))), ("finish", 0), ("pass", ((0, 12),))]
     setup = ForeignSetup("F", 4, 16, 0)
-    found = failure_of(setup.make(listed.PublishesBeforehand), script)
+    found = failure(setup.world(listed.PublishesBeforehand), script)
     assert found is not None
     assert found.topic == "content"
     assert "request 0 again, for the token at 8, reads 'kv' of the token at 4" in found.sentence
-    assert failure_of(setup.make(listed.ListedCache), script) is None
+    assert failure(setup.world(listed.ListedCache), script) is None
 
 
 def test_what_is_found_is_shrunk_to_a_script_that_still_shows_it() -> None:
-    make = ForeignSetup("FM", 4, *ROOMY).make(listed.ForgetsTheNamespace)
+    world = ForeignSetup("FM", 4, *ROOMY).world(listed.ForgetsTheNamespace)
     for seed in range(40):
-        script = random_script(f"shrink {seed}", 60, 4)
-        found = failure_of(make, script)
+        script = ForeignWriter(f"shrink {seed}", 4).script(60)
+        found = failure(world, script)
         if found is not None:
             break
     assert found is not None
-    short = shorter_script(make, script, found.topic)
-    again = failure_of(make, short)
+    short = shrink(world, script)
+    again = failure(world, short)
     assert again is not None
     assert again.topic == "content"
     assert len(short) <= min(12, len(script) // 3)
-    assert failure_of(ForeignSetup("FM", 4, *ROOMY).make(listed.ListedCache), short) is None
+    assert failure(ForeignSetup("FM", 4, *ROOMY).world(listed.ListedCache), short) is None
 
 
 def test_the_scripts_meet_what_they_are_for() -> None:
     counts: dict[str, int] = {}
     for seed in range(25):
-        make = ForeignSetup("FM", 4, *TIGHT).make(listed.ListedCache)
-        for what, count in play_foreign(make, random_script(f"met {seed}", 60, 4)).counts.items():
+        player = play(
+            ForeignSetup("FM", 4, *TIGHT).world(listed.ListedCache), ForeignWriter(f"met {seed}", 4).script(60)
+        )
+        for what, count in player.counts.items():
             counts[what] = counts.get(what, 0) + count
     assert {what for what, count in counts.items() if count >= 5} >= {
         "hit", "miss", "finished", "aborted", "retracted", "refused", "passes",
@@ -117,7 +118,8 @@ def test_interleavings_keep_the_order_of_each_request() -> None:
 
 
 def test_a_cache_that_never_hits_is_told_so() -> None:
-    assert failure_of(ForeignSetup("F", 4, *ROOMY).make(listed.NeverHits), random_script("never", 60, 4)) is None
+    world = ForeignSetup("F", 4, *ROOMY).world(listed.NeverHits)
+    assert failure(world, ForeignWriter("never", 4).script(60)) is None
     rows = hit_rows(ForeignSetup("F", 4, *ROOMY).make(listed.NeverHits), 4)
     assert all(row.silent for row in rows)
     rows = hit_rows(ForeignSetup("F", 4, *ROOMY).make(listed.ListedCache), 4)

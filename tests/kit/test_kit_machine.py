@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from prefixloom import AdmissionPolicy, Point
-from prefixloom.testing import ComponentCase, LawBroken, Pit, check_law, replay
+from prefixloom.script import Failure, failure, play
+from prefixloom.testing import ComponentCase, LawBroken, Pit, check_law
 from prefixloom.testing.conformance import LAWS, name_of
-from prefixloom.testing.kit.bench import Failure
 from prefixloom.testing.laws.hooks import COUNTED, FAIL, quiet
 from prefixloom.testing.laws.machine import LENGTH, PITS
 from prefixloom.testing.laws.schedules import BUDGET, SCENARIOS, explored
 from prefixloom.testing.oracle import faults
-from prefixloom.testing.oracle.machine import fails, written
+from prefixloom.testing.oracle.writer import SetsWriter
 from tests.support.broken import BROKEN, ORIGINALS, of
 from tests.support.sampling import only
 
@@ -34,7 +34,7 @@ def test_the_machine_meets_hits_refusals_losses_splits_and_rewinds(name: str) ->
     for number, beside in enumerate(PITS):
         pit = Pit(case_of(name), beside)
         for seed in range(4):
-            world = replay(pit, written(f"{number} {seed}", pit, LENGTH))
+            world = play(pit, SetsWriter(f"{number} {seed}", pit).script(LENGTH))
             for what, times in world.counts.items():
                 counts[what] = counts.get(what, 0) + times
     for what in ("hit", "miss", "lost", "split", "rewind", "grow refused", "step failed", "publish", "arrive"):
@@ -64,7 +64,7 @@ def test_what_the_machine_finds_comes_with_a_script_that_can_be_pasted() -> None
     with pytest.raises(LawBroken) as told:
         check_law(LAW[SETS], broken.case())
     code = told.value.script
-    assert code.startswith("from prefixloom.testing import Pit, replay\n")
+    assert code.startswith("from prefixloom.testing import Pit, play\n")
     assert code.count("('") <= 8, code
     with pytest.raises(Failure):
         exec(code, {"case": broken.case()})
@@ -74,8 +74,8 @@ def test_what_the_machine_finds_comes_with_a_script_that_can_be_pasted() -> None
 def test_a_script_fails_the_same_way_each_time() -> None:
     (broken,) = [row for row in BROKEN if row.mistake == "until is a page too early"]
     pit = Pit(broken.case())
-    script = written("again", pit, 200)
-    told: list[Any] = [str(fails(pit, script)) for _ in range(2)]
+    script = SetsWriter("again", pit).script(200)
+    told: list[Any] = [str(failure(pit, script)) for _ in range(2)]
     assert told[0] == told[1] and "lacks pages" in told[0]
 
 

@@ -19,6 +19,7 @@ import torch
 
 from prefixloom import Buffer, Claim, Component, Manifest, Path, Point, Window, hookimpl
 from prefixloom.device.pool import Pool
+from prefixloom.script import shrink
 from prefixloom.testing import (
     LAWS,
     ComponentCase,
@@ -28,15 +29,14 @@ from prefixloom.testing import (
     Truth,
     check_component,
     play,
-    replay,
     report_on,
 )
 from prefixloom.testing.conformance import name_of, untested, verdict
-from prefixloom.testing.inside.contents import Numbers, contents_of
+from prefixloom.testing.inside.memory import PlainMemory, memory_of
 from prefixloom.testing.kit.bench import Bench, that_fit
+from prefixloom.testing.kit.machines import Machine, on_machine
 from prefixloom.testing.kit.outcomes import below, everything
-from prefixloom.testing.kit.scripts import MORE, Player, shrunk, written
-from prefixloom.testing.kit.worlds import World, in_world
+from prefixloom.testing.kit.scripts import MORE, ContentWriter, Player
 from prefixloom.testing.laws import hooks
 from tests.support.broken import BROKEN, ORIGINALS, Broken
 from tests.support.broken_hooks import (
@@ -69,7 +69,7 @@ def case_of(name: str) -> ComponentCase:
 def test_what_the_device_lost_comes_back_from_the_tier(write: Any) -> None:
     again = [("open", (range(44),)), ("close", 0)]
     turn = [("open", (range(40),)), ("run", 0, 99), ("close", 0), *again, *again, ("evict", 999)]
-    player = play(case_of("window"), [*turn, *turn, *turn], Setting(below=write))
+    player = play(Setting(case_of("window"), below=write), [*turn, *turn, *turn])
     assert player.counts["from below"] >= 40
 
 
@@ -90,9 +90,9 @@ def test_the_scripts_of_a_tier_bring_something_back(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("name", ["window", "state", "path that looks ahead", "window on a grid"])
 def test_prompts_of_which_a_part_arrives_are_served(name: str) -> None:
     case = case_of(name)
-    setting = Setting(("window", "checkpoints"))
+    setting = Setting(case, ("window", "checkpoints"))
     unit = Bench(case, setting.beside).unit
-    counts = [play(case, written(f"{seed}", 110, unit, MORE), setting).counts for seed in range(2)]
+    counts = [play(setting, ContentWriter(f"{seed}", unit).script(110, MORE)).counts for seed in range(2)]
     assert sum(count.get("arrived", 0) for count in counts) > 5
     assert sum(count.get("together", 0) for count in counts) > 1
 
@@ -119,7 +119,7 @@ AHEAD = [
 
 def test_the_sets_know_which_tokens_layers_have_chosen() -> None:
     case = ComponentCase(lambda: Component("subject", Manifest([K], lookahead=2), Path()))
-    replay(Pit(case, ("path",)), AHEAD)
+    play(Pit(case, ("path",)), AHEAD)
 
 
 def test_an_answer_that_cannot_be_used_is_told_in_the_words_of_the_cache() -> None:
@@ -132,7 +132,7 @@ def test_an_answer_that_cannot_be_used_is_told_in_the_words_of_the_cache() -> No
 def test_what_goes_wrong_while_a_script_is_played_is_in_no_log(caplog: pytest.LogCaptureFixture) -> None:
     script = [("open", (range(9),)), ("run", 0, 9), ("close", 0)]
     with pytest.raises(AssertionError, match="raised ValueError: commit_insert is broken"):
-        play(ComponentCase(lambda: raising("commit_insert")("subject", KV, Window(W))), script)
+        play(Setting(ComponentCase(lambda: raising("commit_insert")("subject", KV, Window(W)))), script)
     assert caplog.records == []
 
 
@@ -154,7 +154,7 @@ def test_what_fails_with_few_layers_alone_is_no_mistake() -> None:
     case = ComponentCase(lambda: KnowsItsLayers("subject", Manifest(buffers), Window(W)), effort=1)
     assert everything(case) == []
     with pytest.raises(AssertionError, match="IndexError"):
-        play(case, [("open", (range(9),)), ("run", 0, 9), ("close", 0)], Setting(small=True))
+        play(Setting(case, small=True), [("open", (range(9),)), ("run", 0, 9), ("close", 0)])
 
 
 def test_pools_of_long_prompts_are_not_too_large() -> None:
@@ -167,7 +167,7 @@ def test_pools_of_long_prompts_are_not_too_large() -> None:
 def test_repeated_operations_are_shrunk_to_as_many_as_it_takes() -> None:
     case = ComponentCase(lambda: RaisesAtTheThousandth("subject", KV, Window(W)), WINDOW)
     script = [("peek", (range(5),)), ("repeat", 1500, [("peek", (range(9),))])]
-    short = shrunk(case, script, Setting(), "raise", work=10**6)
+    short = shrink(Setting(case), script, work=10**6)
     assert len(short) == 1 and short[0][0] == "repeat" and 1000 <= short[0][1] < 1400
 
 
@@ -192,18 +192,18 @@ def of_the_machine() -> dict[str, Callable[[], Any]]:
     }  # fmt: skip
 
 
-def test_every_thing_that_differs_between_machines_differs_in_a_world_and_is_as_before_behind_it() -> None:
+def test_every_thing_that_differs_between_machines_differs_on_a_machine_and_is_as_before_behind_it() -> None:
     asked = of_the_machine()
     del asked["noise"]  # it differs anyway
-    before = {name: getattr(module, name) for module, name, _ in World(0).replaced}
+    before = {name: getattr(module, name) for module, name, _ in Machine(0).replaced}
     seen: dict[str, set[Any]] = {}
     for seed in range(7):
-        with in_world(World(seed)):
+        with on_machine(Machine(seed)):
             for name, ask in of_the_machine().items():
                 seen.setdefault(name, set()).update(str(ask(*[4][: name == "noise"])) for _ in range(3))
     assert {name: found for name, found in seen.items() if len(found) < 2} == {}
     assert len(seen["weekday"]) == 7 and len(seen["hour"]) > 5
-    assert {name: getattr(module, name) for module, name, _ in World(0).replaced} == before
+    assert {name: getattr(module, name) for module, name, _ in Machine(0).replaced} == before
 
 
 def test_a_class_inside_of_a_function_is_asked_on_other_machines_in_this_process() -> None:
@@ -369,9 +369,9 @@ def test_only_a_single_number_per_entry_is_kept_as_it_is_and_a_write_changes_its
 ) -> None:
     manifest = Manifest(buffers)
     pool = Pool("p", manifest, "page", 8, 1, "cpu")
-    contents = contents_of(pool, manifest, 1)
-    assert isinstance(contents, Numbers) == plain
+    contents = memory_of(pool, manifest, 1)
+    assert isinstance(contents, PlainMemory) == plain
     contents.write(1, 0, 77)
-    assert contents.same(contents.read(1), [77])
+    assert contents.agree(contents.numbers(1), [77])
     for buffer in pool.buffers.values():
         assert [slot for slot in range(8) if buffer[:, slot].any()] == [1]

@@ -9,7 +9,6 @@ snapshots. Then it must have what ``Cache.contents`` says, and answer every prom
 from __future__ import annotations
 
 import argparse
-import logging
 import random
 import sys
 import time
@@ -18,14 +17,14 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 from prefixloom import PageChain
-from prefixloom.testing.oracle.machine import SCRIPT
-from prefixloom.testing.oracle.operations import Op, Operations
-from prefixloom.testing.oracle.writer import Writer
+from prefixloom.script import Op, heard
+from prefixloom.testing.oracle.writer import SetsWriter
 from prefixloom_events import EventBatch, Mirror, OrderedEvents, PageLabel, RebuiltCache, encode_batch
 from prefixloom_events.follower import ASK_FOR_ALL
 from prefixloom_events.hashes import block_hash, root_digest
 from prefixloom_events.publisher import ReplayBuffer
 from prefixloom_events.wire import MEDIUMS
+from tests.random.property import SCRIPT
 from tests.support.setups import setups
 
 
@@ -33,7 +32,7 @@ def salt_of(namespace: str) -> PageLabel:
     return PageLabel(namespace or None)
 
 
-class Keyed(Writer):
+class Keyed(SetsWriter):
     """Some prompts have several extra keys, in any order. Their spans do not overlap: so the oracle can judge them.
 
     In half of the scripts, tokens of prompts differ in their highest byte alone.
@@ -188,11 +187,8 @@ def is_pinned(composition: Any) -> bool:
 
 def follow(setup: Any, ops: Sequence[Op], seed: object) -> Counter[str]:
     """Run a script, and look after every few operations."""
-    log = logging.getLogger("prefixloom")
-    before = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        world = Operations(setup.compose())
+    with heard():
+        world = setup()
         followed = Followed(world.cache, seed)
         for at, op in enumerate(ops):
             world.apply(op)
@@ -201,16 +197,13 @@ def follow(setup: Any, ops: Sequence[Op], seed: object) -> Counter[str]:
                 followed.check(world.asked)
         world.finish()
         followed.check(world.asked)
-    finally:
-        log.setLevel(before)
     return followed.counts
 
 
-def run(name: str, seed: object, count: int, writer: type[Writer] = Keyed) -> Counter[str]:
+def run(name: str, seed: object, count: int, writer: type[SetsWriter] = Keyed) -> Counter[str]:
     setup, counts, done = setups()[name], Counter[str](), 0
     while done < count:
-        script = writer(f"{seed} {name} {done} events", setup.longest, setup.unit, setup.lookahead, setup.lent)
-        ops = script.script(min(SCRIPT, count - done))
+        ops = writer(f"{seed} {name} {done} events", setup).script(min(SCRIPT, count - done))
         counts += follow(setup, ops, f"{seed} {name} {done}")
         done += len(ops)
     return counts

@@ -3,44 +3,42 @@
     python -m tests.random.property --ops 1000000 --seed 1 --compositions all
 
 That it can fail is seen with ``mutants.py``, which also has the table of what killed each mutant.
-A script is plain data, made by a seed; a failure is shrunk and printed, and can be run again with ``replay``.
+A script is plain data, made by a seed; a failure is shrunk and printed, and can be run again with ``play``.
 """
 
 from __future__ import annotations
 
 import argparse
-import pprint
 import sys
 import time
 from collections.abc import Mapping, Sequence
 
-from prefixloom.testing.oracle.machine import SCRIPT, fails, replay, shrink, written
-from prefixloom.testing.oracle.operations import Op
-from prefixloom.testing.oracle.writer import ARRIVALS, TIMES, WEIGHTS
+from prefixloom.script import Op, as_code, failure, play, shrink
+from prefixloom.testing.oracle.writer import ARRIVALS, TIMES, WEIGHTS, SetsWriter
 from tests.support import setups as compositions
 from tests.support.setups import setups
 
+SCRIPT = 250
+"""How many operations a script has. After it everything is closed, and the next script gets a new cache."""
 
-def explain(name: str, ops: Sequence[Op], tries: int = 600) -> str:
+
+def explain(name: str, ops: Sequence[Op], work: int) -> str:
     """A failing script, shrunk, with what it runs into."""
-    setup = setups()[name]
-    short = shrink(setup, ops, tries)
-    error = fails(setup, short)
-    script = pprint.pformat(short, width=110, compact=True)
-    return f"{type(error).__name__}: {error}\n\nreplay(setups()[{name!r}],\n{script})"
+    short = shrink(setups()[name], ops, work)
+    return f"{failure(setups()[name], short)}\n\n{as_code(f'setups()[{name!r}]', short)}"
 
 
-def run(name: str, seed: object, count: int, patience: int = 600, of: Mapping[str, float] = WEIGHTS) -> dict[str, int]:
+def run(name: str, seed: object, count: int, work: int = 20_000, of: Mapping[str, float] = WEIGHTS) -> dict[str, int]:
     """``count`` operations on one composition, in scripts; how often each thing happened."""
     setup = setups()[name]
     counts: dict[str, int] = {}
     done = script = 0
     while done < count:
-        ops = written(f"{seed} {name} {script}", setup, min(SCRIPT, count - done), of)
+        ops = SetsWriter(f"{seed} {name} {script}", setup).script(min(SCRIPT, count - done), of)
         try:
-            world = replay(setup, ops)
+            world = play(setup, ops)
         except Exception as error:
-            what = explain(name, ops, patience) if patience else f"{type(error).__name__}: {error}"
+            what = explain(name, ops, work) if work else str(error)
             raise AssertionError(f"{name}, seed {seed}, script {script}: {what}") from error
         enough = len(ops) < SCRIPT or world.operations >= len(ops) // 8  # a short script may do next to nothing
         assert enough, f"{name}: all was compared {world.operations} times"
@@ -71,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in names:
         try:
             of = ARRIVALS if options.arrivals else TIMES if options.times else WEIGHTS
-            counts = run(name, options.seed, each, 0 if options.first else 60, of)
+            counts = run(name, options.seed, each, 0 if options.first else 4000, of)
         except AssertionError as error:
             print(f"FAILED {error}\n", flush=True)
             failed += 1

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from prefixloom import Residency
-from prefixloom.testing.oracle.writer import Writer
+from prefixloom.testing.oracle.writer import SetsWriter
 from prefixloom_resumable import Holder, ResumablePages, Run
 from prefixloom_resumable.boundaries import Boundaries
 from tests.random.events import run, setups
@@ -58,7 +58,7 @@ def test_a_mistake_in_the_mirror_is_seen(monkeypatch: pytest.MonkeyPatch, mistak
     monkeypatch.setattr(*MISTAKES[mistake])
     with pytest.raises((AssertionError, LookupError)):
         for name in ("path, window and point", "two windows", "path"):
-            run(name, "mistake", 3000, Writer)  # its prompts share more
+            run(name, "mistake", 3000, SetsWriter)  # its prompts share more
 
 
 def test_needs_of_any_form_are_followed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from prefixloom.testing.oracle.machine import fails, replay, shrink, written
-from prefixloom.testing.oracle.writer import ARRIVALS, CHECKPOINTS, TIMES
+from prefixloom.script import failure, play, shrink
+from prefixloom.testing.oracle.writer import ARRIVALS, CHECKPOINTS, TIMES, SetsWriter
 from tests.random.property import run, setups
 
 OPERATIONS = 400
@@ -60,14 +60,15 @@ def test_the_scripts_meet_what_they_are_meant_to_meet() -> None:
 
 def test_a_script_is_the_same_for_the_same_seed() -> None:
     setup = setups()["path"]
-    assert written("seed", setup, 100) == written("seed", setup, 100)
-    assert written("seed", setup, 100) != written("other", setup, 100)
+    script = SetsWriter("seed", setup).script(100)
+    assert script == SetsWriter("seed", setup).script(100)
+    assert script != SetsWriter("other", setup).script(100)
 
 
 def test_a_failing_script_is_shrunk_to_what_matters(monkeypatch: pytest.MonkeyPatch) -> None:
     setup = setups()["path"]
-    script = written("seed", setup, 120)
-    assert fails(setup, script) is None
+    script = SetsWriter("seed", setup).script(120)
+    assert failure(setup, script) is None
     from prefixloom.tree.path_lane import PathLane
 
     honest = PathLane.close
@@ -77,9 +78,9 @@ def test_a_failing_script_is_shrunk_to_what_matters(monkeypatch: pytest.MonkeyPa
         honest(self, holding)  # type: ignore[arg-type]
 
     monkeypatch.setattr(PathLane, "close", leaky)
-    assert fails(setup, script) is not None
+    assert failure(setup, script) is not None
     short = shrink(setup, script)
-    assert fails(setup, short) is not None
+    assert failure(setup, short) is not None
     assert len(short) <= 6, short
     monkeypatch.undo()
-    replay(setup, short)
+    play(setup, short)

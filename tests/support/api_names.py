@@ -81,9 +81,6 @@ def told() -> str:
     lines = [f"# version {hookspecs.API_VERSION} of the plugin contract; written by tests/support/api_names.py"]
     for module in MODULES:
         for name in sorted(module.__all__):
-            if name == "state_machine":  # its module needs Hypothesis
-                lines.append("prefixloom.testing.state_machine")
-                continue
             lines += dict.fromkeys(members(f"{module.__name__}.{name}", getattr(module, name)))
     for specs in (hookspecs.RegistrySpecs, hookspecs.ComponentSpecs):
         lines += [f"hook {name}{signature(spec)}" for name, spec in vars(specs).items() if not name.startswith("_")]

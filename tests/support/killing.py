@@ -81,11 +81,9 @@ def killed_by(killer: Killer) -> str:
     else:
         from prefixloom.testing import ComponentCase, conformance
         from prefixloom.testing.kit import outcomes
-        from prefixloom.testing.laws import machine
         from tests.support.broken import BROKEN, ORIGINALS
 
-        machine.shrink = lambda arena, ops, **_: list(ops)  # whether it is found is asked here, not how short
-        outcomes.shrunk = lambda case, script, *_: list(script)
+        outcomes.shrink = lambda setting, script: list(script)  # whether it is found is asked here, not how short
         made = {broken.mistake: (broken.make, broken.truth) for broken in BROKEN} | ORIGINALS
         (law,) = [law for law in conformance.LAWS if conformance.name_of(law) == name]
         conformance.check_law(law, ComponentCase(*made[what], what, effort=1))

@@ -25,6 +25,7 @@ from prefixloom import (
     Window,
     hookimpl,
 )
+from prefixloom.testing.oracle.operations import Operations
 
 MRU = EvictionPolicy("mru", key=lambda use: -use.last)
 FIFO = EvictionPolicy("fifo", key=lambda use: use.born)
@@ -147,6 +148,10 @@ class Setup:
     def lookahead(self) -> int:
         """How many tokens content looks ahead at."""
         return max(facts.get("lookahead", 0) for _, _, facts in self.parts)
+
+    def __call__(self) -> Operations:
+        """A new world of the oracle's, for a script."""
+        return Operations(self.compose())
 
     def compose(self) -> Any:
         plugins = [

@@ -23,16 +23,17 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from ..script import play
+
 if TYPE_CHECKING:
     from .conformance import LAWS, Report, Verdict, check_component, check_law, report_on
     from .kit.case import ComponentCase, LawBroken, NotApplicable, Wasteful
-    from .kit.scripts import Setting, play
+    from .kit.scripts import Setting
     from .kit.truth import Truth
     from .laws.admission import AdmissionCase
     from .laws.policies import PolicyCase
     from .laws.storage import BackendCase, check_backend, parametrize_with_checks
-    from .oracle.machine import Pit, replay
-    from .oracle.stateful import state_machine
+    from .oracle.writer import Pit
     from .pytest_plugin import parametrize_with_laws
 
 __all__ = [
@@ -55,20 +56,17 @@ __all__ = [
     "parametrize_with_checks",
     "parametrize_with_laws",
     "play",
-    "replay",
     "report_on",
-    "state_machine",
 ]
 HOMES = {
     "conformance": ("LAWS", "Report", "Verdict", "check_component", "check_law", "report_on"),
     "kit.case": ("ComponentCase", "LawBroken", "NotApplicable", "Wasteful"),
-    "kit.scripts": ("Setting", "play"),
+    "kit.scripts": ("Setting",),
     "kit.truth": ("Truth",),
     "laws.admission": ("AdmissionCase",),
     "laws.policies": ("PolicyCase",),
     "laws.storage": ("BackendCase", "check_backend", "parametrize_with_checks"),
-    "oracle.machine": ("Pit", "replay"),
-    "oracle.stateful": ("state_machine",),
+    "oracle.writer": ("Pit",),
     "pytest_plugin": ("parametrize_with_laws",),
 }
 

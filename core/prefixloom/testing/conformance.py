@@ -14,8 +14,8 @@ from typing import Any, Literal
 import attrs
 
 from ..errors import PrefixloomError
+from ..script import Failure
 from .kit.answers import has_code
-from .kit.bench import Failure
 from .kit.case import ComponentCase, LawBroken, NotApplicable, Wasteful
 from .kit.outcomes import LONG, REPEATS
 from .kit.probes import DENSE, FAR

@@ -22,6 +22,7 @@ from ...cache.sequence import Sequence
 from ...errors import CapacityError, CompositionError, InputError, ProtocolError
 from ...keys.tokens import Tokens, encode
 from ...operations.step import Step
+from ...script import fewest
 from ...tree.radix import FOREVER
 from ..traces.recorded import Entry, RecordedComposition, entries_of, head_of, numbers_of
 from ..traces.requests import BASE, OWN
@@ -311,8 +312,8 @@ class Shrunk:
 def shrink(recording: RecordedCalls, compose: Callable[[], Cache], most: int = 1000) -> Shrunk | None:
     """Leave requests and other calls out of a recording while it fails in the same way. None: it does not fail.
 
-    ``compose`` makes a cache, with debug mode on. Delta debugging: first large parts are left out, then smaller ones. A
-    second pass does the same with the calls that belong to no request. ``most``: attempts.
+    ``compose`` makes a cache, with debug mode on. Requests are left out first, then the calls that belong to none.
+    ``most``: attempts.
     """
     error = _failure(recording, compose)
     if error is None:
@@ -330,10 +331,10 @@ def shrink(recording: RecordedCalls, compose: Callable[[], Cache], most: int = 1
         return False
 
     numbers = recording.requests
-    kept = _fewest(numbers, lambda few: attempts < most and fails(_only(recording, few)))
+    kept = fewest(numbers, lambda few: attempts < most and fails(_only(recording, few)))
     smaller = _only(recording, kept)
     others = [at for at, (_, entry) in enumerate(smaller.entries) if _is_loose(entry)]
-    left = _fewest(others, lambda few: attempts < most and fails(_without(smaller, set(others) - set(few))), least=0)
+    left = fewest(others, lambda few: attempts < most and fails(_without(smaller, set(others) - set(few))))
     smaller = _without(smaller, set(others) - set(left))
     assert error is not None
     return Shrunk(smaller, error, attempts)
@@ -375,26 +376,3 @@ def _only(recording: RecordedCalls, numbers: Iterable[int]) -> RecordedCalls:
 
 def _without(recording: RecordedCalls, places: set[int]) -> RecordedCalls:
     return attrs.evolve(recording, entries=[each for at, each in enumerate(recording.entries) if at not in places])
-
-
-def _fewest(items: list[int], fails: Callable[[list[int]], bool], least: int = 1) -> list[int]:
-    """Few of ``items`` with which ``fails`` is still true: without any one of them it is not (Zeller's ddmin)."""
-    if least == 0 and items and fails([]):
-        return []
-    parts = 2
-    while len(items) > 1:
-        size = -(-len(items) // parts)
-        pieces = [items[at : at + size] for at in range(0, len(items), size)]
-        for piece in pieces:
-            rest = [each for each in items if each not in set(piece)]
-            if len(pieces) > 2 and fails(piece):
-                items, parts = piece, 2
-                break
-            if rest and fails(rest):
-                items, parts = rest, max(parts - 1, 2)
-                break
-        else:
-            if parts >= len(items):
-                break
-            parts = min(len(items), 2 * parts)
-    return items

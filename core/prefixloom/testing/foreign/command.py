@@ -10,18 +10,18 @@ import ast
 import importlib
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import attrs
 
-from ..kit.bench import Failure
+from ...script import Failure, Op, failure, play, shrink
 from .contract import AdapterUnavailable, ForeignCache
 from .hits import hit_rows
 from .orders import SCHEDULES, explore_orders, plans_of
-from .player import ForeignOp, MakeForeign, failure_of, play_foreign
-from .traffic import random_script, shorter_script
+from .player import ForeignPlayer, MakeForeign
+from .traffic import ForeignWriter
 
 WINDOW = 6
 SIZES = {"tight": (64, 15), "roomy": (400, 60)}
@@ -60,6 +60,10 @@ class ForeignSetup:
             window=WINDOW,
         )
 
+    def world(self, adapter: type[ForeignCache]) -> Callable[[], ForeignPlayer]:
+        """Return what makes a new cache, with a scheduler for it."""
+        return partial(ForeignPlayer, self.make(adapter))
+
     def __str__(self) -> str:
         return f"{self.components}:{self.page}:{self.tokens}:{self.states}"
 
@@ -76,7 +80,7 @@ class ForeignFinding:
     setup: ForeignSetup
     topic: str
     sentence: str
-    script: Sequence[ForeignOp] = ()
+    script: Sequence[Op] = ()
 
 
 @attrs.define
@@ -125,16 +129,17 @@ def report_on_foreign(
     """Hold a cache against random scripts, orders, and the question what hits."""
     report = ForeignReport(adapter.version())
     for setup in setups_of(adapter, sets, list(SIZES)):
-        make, counts = setup.make(adapter), report.counts.setdefault(str(setup), Counter())
+        world = setup.world(adapter)
+        counts = report.counts.setdefault(str(setup), Counter())
         for number in range(seed, seed + seeds):
-            script = random_script(f"{setup} {number}", ops, max(setup.page, 4))
+            script = ForeignWriter(f"{setup} {number}", max(setup.page, 4)).script(ops)
             report.scripts += 1
             try:
-                counts.update(play_foreign(make, script).counts)
+                counts.update(play(world, script).counts)
             except Failure as failed:
                 if not any(found.setup == setup and found.topic == failed.topic for found in report.findings):
-                    short = shorter_script(make, script, failed.topic)
-                    again = failure_of(make, short) or failed
+                    short = shrink(world, script)
+                    again = failure(world, short) or failed
                     report.findings.append(ForeignFinding(setup, again.topic, again.sentence, short))
     for setup in setups_of(adapter, sets, ["roomy"]):
         _orders(report, setup, adapter, schedules)
@@ -181,7 +186,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.play:
         setup = ForeignSetup.parsed(given.on) if given.on else setups_of(adapter, (), ["roomy"])[0]
         script: list[Any] = ast.literal_eval(given.play)
-        failed = failure_of(setup.make(adapter), script)
+        failed = failure(setup.world(adapter), script)
         print(f"{adapter.version()} on {setup}: {failed or 'all that must hold holds'}")
         return 1 if failed else 0
     report = report_on_foreign(

@@ -11,9 +11,9 @@ from typing import Any
 
 import attrs
 
+from ...script import require
 from ..inside.memory import POISON, STRANGE
 from ..inside.names import Names
-from ..kit.bench import require
 from .contract import ABSENT, AdaptedComponent, ForeignCache, PassPart
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import attrs
 
 from ...device.streams import Event
-from ..kit.bench import Failure
+from ...script import Failure
 from ..schedules.explore import FailingSchedule, Program, ScheduleRun, explore
 from .forward import ForeignRequest
 from .player import PATIENCE, ForeignPlayer, MakeForeign

@@ -9,7 +9,7 @@ What must hold of every cache:
 ``lost``      every slot has an owner; and at the end, when all is evicted, every slot is free
 ``raised``    no call raises
 
-A script is plain data. A number selects a request modulo how many there are, so any part of a script is a script:
+The operations:
 
 ``("open", tokens, namespace, salt)``   a request comes; ``salt`` picks what the model will sample
 ``("pass", ((n, count), ...))``         the scheduler makes a pass over some requests; prompts go on by ``count`` tokens
@@ -30,13 +30,12 @@ from typing import Any
 
 import attrs
 
-from ..kit.bench import Failure, require
+from ...script import Failure, Op, World, picked, require
 from ..schedules.explore import UNTOLD, touch
 from ..schedules.simulated import SimulatedStream
 from .contract import ABSENT, ForeignCache, NoRoom, PassPart, PassResult, UnitOwners
 from .forward import Content, ForeignRequest
 
-ForeignOp = tuple[Any, ...]
 MakeForeign = Callable[[SimulatedStream], ForeignCache]
 MOST = 4
 """The most requests that are open at once."""
@@ -65,29 +64,25 @@ class LaunchedPass:
         return " and ".join(f"{request.label} [{part.start}, {part.end})" for request, part in self.pieces)
 
 
-class ForeignPlayer:
+class ForeignPlayer(World):
     """Performs operations on one adapted cache."""
 
     def __init__(self, make: MakeForeign, stream: SimulatedStream | None = None) -> None:
+        super().__init__()
         self.stream = stream or SimulatedStream("device")
         self.cache = cache = make(self.stream)
         self.content = Content(cache)
         self.requests: list[ForeignRequest] = []
         self.unprocessed: deque[LaunchedPass] = deque()
-        self.counts: dict[str, int] = {}
         self.opened = 0
         self._free: dict[str, set[int]] = {pool: set() for pool in cache.pools}
         self.check()
 
-    def count(self, what: str, by: int = 1) -> None:
-        self.counts[what] = self.counts.get(what, 0) + by
-
-    def apply(self, op: ForeignOp) -> None:
+    def perform(self, op: Op) -> None:
         touch(
             writes=(UNTOLD,)
         )  # the scheduler and its checks read content, so no work of the device commutes with them
-        self.does(op[0], lambda: getattr(self, f"do_{op[0]}")(*op[1:]))
-        self.check()
+        self.does(op[0], lambda: super(ForeignPlayer, self).perform(op))
 
     def does(self, what: str, call: Callable[[], object]) -> None:
         """Make a call. Failure: it raised, and it should not have."""
@@ -101,7 +96,7 @@ class ForeignPlayer:
 
     # ------------------------------------------------------------ operations
     def pick(self, number: int) -> ForeignRequest | None:
-        return self.requests[number % len(self.requests)] if self.requests else None
+        return picked(self.requests, number)
 
     def do_open(self, tokens: Sequence[int], namespace: str = "", salt: int = 0) -> None:
         if len(self.requests) < MOST and len(tokens) > 0:
@@ -368,21 +363,3 @@ class ForeignPlayer:
             left = set(units) - set(owners[pool].free)
             said = "all requests are over and everything is evicted, and %s units of %r are not free"
             require(not left, "lost", said, len(left), pool)
-
-
-def play_foreign(make: MakeForeign, script: Sequence[ForeignOp]) -> ForeignPlayer:
-    """Play a script to its end on a new cache. Failure: something that must hold does not."""
-    player = ForeignPlayer(make)
-    for op in script:
-        player.apply(op)
-    player.finish()
-    return player
-
-
-def failure_of(make: MakeForeign, script: Sequence[ForeignOp]) -> Failure | None:
-    """Play a script; return its failure, or None if all went well."""
-    try:
-        play_foreign(make, script)
-    except Failure as error:
-        return error
-    return None

@@ -1,13 +1,8 @@
-"""Random scripts for an adapted cache, and how one that fails is made shorter."""
+"""Random scripts for an adapted cache."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Sequence
-from typing import Any
-
-from ..kit.bench import text_of
-from .player import ForeignOp, MakeForeign, failure_of
+from ...script import Writer, text_of
 
 WEIGHTS = {
     "open": 9, "pass": 22, "device": 14, "result": 6, "turn": 6, "crowd": 2, "finish": 6, "abort": 2, "retract": 2,
@@ -15,84 +10,49 @@ WEIGHTS = {
 }  # fmt: skip
 
 
-def random_script(seed: str, length: int, page: int) -> list[ForeignOp]:
-    """Make a script of random operations. ``page``: prompts and chunks often end near its multiples."""
-    chance = random.Random(seed)
-    kinds, weights = list(WEIGHTS), list(WEIGHTS.values())
-    ops: list[ForeignOp] = []
-    while len(ops) < length:
-        (kind,) = chance.choices(kinds, weights)
-        ops += _some(kind, chance, page)
-    return ops[:length]
+class ForeignWriter(Writer):
+    """Writes scripts for the world of an adapted cache."""
 
+    weights = WEIGHTS
 
-def _prompt(chance: random.Random, page: int) -> tuple[int, ...]:
-    near = chance.choice((-1, 0, 0, 1, 1, 2))
-    length = max(1, chance.randrange(1, 8) * page + near)
-    tokens = text_of(chance.randrange(3))[:length]
-    if chance.randrange(3) == 0:  # the same prefix, and then another tail
-        kept = chance.randrange(length + 1)
-        tokens = tokens[:kept] + tuple(chance.randrange(3) for _ in range(length - kept))
-    return tokens
+    def prompt(self) -> tuple[int, ...]:
+        near = self.chance.choice((-1, 0, 0, 1, 1, 2))
+        length = max(1, self.chance.randrange(1, 8) * self.unit + near)
+        return self.varied(text_of(self.below(3))[:length], 3, letters=3)
 
+    def write_open(self) -> None:
+        self.say("open", self.prompt(), self.chance.choice(("", "", "", "", "b")), self.below(4))
 
-def _some(kind: str, chance: random.Random, page: int) -> list[ForeignOp]:
-    number = chance.randrange(4)
-    if kind == "open":
-        return [("open", _prompt(chance, page), chance.choice(("", "", "", "", "b")), chance.randrange(4))]
-    if kind == "turn":  # a request alone, from its beginning to its end
-        chunks = [("pass", ((-1, chance.choice((page, 2 * page, 8 * page))),)) for _ in range(3)]
-        decode = [("pass", ((-1, 1),)) for _ in range(chance.randrange(2 * page))]
-        return [*_some("open", chance, page), *chunks, *decode, ("finish", -1)]
-    if kind == "crowd":  # several long prompts at once: more than a tight pool has room for
-        prompts = [(*text_of(chance.randrange(2))[: chance.randrange(4, 7) * page], each) for each in range(3)]
-        opened = [("open", prompt, "", chance.randrange(4)) for prompt in prompts]
-        passes = [("pass", tuple((each, page) for each in chance.sample(range(4), 4))) for _ in range(6)]
-        return [*opened, *passes, ("open", prompts[0], "", 0), ("pass", ((-1, 8 * page),))]
-    if kind == "pass":
-        counts = (1, 2, page, page, page + 1, 2 * page, 3 * page, 8 * page)
-        numbers = chance.sample(range(4), chance.choice((1, 1, 2, 3, 4)))
-        made = ("pass", tuple((each, chance.choice(counts)) for each in numbers))
-        return [made] * chance.choice((1, 1, 1, 2, 4))
-    if kind == "evict":
-        return [("evict", chance.choice((1, page, 4 * page, 1000)))]
-    return [(kind,)] if kind in ("device", "result") else [(kind, number)]
+    def write_turn(self) -> None:
+        """Write a request alone, from its beginning to its end."""
+        self.write_open()
+        for _ in range(3):
+            self.say("pass", ((-1, self.chance.choice((self.unit, 2 * self.unit, 8 * self.unit))),))
+        for _ in range(self.below(2 * self.unit)):
+            self.say("pass", ((-1, 1),))
+        self.say("finish", -1)
 
+    def write_crowd(self) -> None:
+        """Write several long prompts at once: more than a tight pool has room for."""
+        prompts = [(*text_of(self.below(2))[: self.chance.randrange(4, 7) * self.unit], each) for each in range(3)]
+        for prompt in prompts:
+            self.say("open", prompt, "", self.below(4))
+        for _ in range(6):
+            self.say("pass", tuple((each, self.unit) for each in self.chance.sample(range(4), 4)))
+        self.say("open", prompts[0], "", 0)
+        self.say("pass", ((-1, 8 * self.unit),))
 
-def shorter_script(make: MakeForeign, script: Sequence[ForeignOp], topic: str, tries: int = 1000) -> list[ForeignOp]:
-    """Return a shorter script that fails with the same topic: parts are left out, then passes and prompts are cut."""
-    best = list(script)
+    def write_pass(self) -> None:
+        unit = self.unit
+        counts = (1, 2, unit, unit, unit + 1, 2 * unit, 3 * unit, 8 * unit)
+        numbers = self.chance.sample(range(4), self.chance.choice((1, 1, 2, 3, 4)))
+        made = tuple((each, self.chance.choice(counts)) for each in numbers)
+        for _ in range(self.chance.choice((1, 1, 1, 2, 4))):
+            self.say("pass", made)
 
-    def fails(ops: Sequence[ForeignOp]) -> bool:
-        nonlocal tries
-        tries -= 1
-        found = failure_of(make, ops) if tries >= 0 else None
-        return found is not None and found.topic == topic
+    def write_evict(self) -> None:
+        self.say("evict", self.chance.choice((1, self.unit, 4 * self.unit, 1000)))
 
-    before = -1
-    while before != len(best):
-        before, size = len(best), len(best) // 2
-        while size:
-            at = 0
-            while at < len(best):
-                shorter = best[:at] + best[at + size :]
-                if fails(shorter):
-                    best = shorter
-                else:
-                    at += size
-            size //= 2
-    for at in range(len(best)):
-        for smaller in _smaller(best[at]):
-            if fails([*best[:at], smaller, *best[at + 1 :]]):
-                best[at] = smaller
-    return best
-
-
-def _smaller(op: ForeignOp) -> list[Any]:
-    """Simpler operations of the same kind, from the simplest to the one that is most like it."""
-    if op[0] == "pass":
-        return [("pass", (entry,)) for entry in op[1]] if len(op[1]) > 1 else []
-    if op[0] == "open":
-        plain = [("open", op[1], "", op[3])] if op[2] else []
-        return [("open", op[1][:cut], op[2], op[3]) for cut in range(1, len(op[1]))] + plain
-    return []
+    def write(self, kind: str) -> None:
+        """Write one operation, on a request if it is not on the device."""
+        self.say(kind, *(() if kind in ("device", "result") else (self.below(4),)))

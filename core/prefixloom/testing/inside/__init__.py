@@ -3,7 +3,6 @@
     backdoor   the private fields of caches, leases, sequences and steps: the only module that knows them
     names      a number for every prefix, which is also the checksum of its content
     memory     the content of a pool's slots as such numbers, byte by byte
-    contents   the same for the oracle: as it is where a slot holds one 64-bit number, which is fast
     witness    compares what the cache restores with what live sequences computed
 
 Read ``backdoor`` first. This room must not know components, laws or scripts, and imports no other room of the testing

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -80,7 +80,8 @@ class Memory:
                 self._blocks.append((memoryview(raw).cast("B"), pitch, entry))
         self._raw = [tensor.view(RAW[tensor.element_size()]) for tensor in self._tensors]
         self._patterns = patterns or PatternBook(manifest.buffers)
-        self._free: set[int] = set()
+        self.free: set[int] = set()
+        """The slots that were free at the last ``poison``."""
 
     def read(self, slot: int, entry: int) -> int:
         """Return the number that one entry of a slot stands for."""
@@ -96,6 +97,13 @@ class Memory:
     def same(self, number: int, other: int) -> bool:
         """Whether two numbers have the same pattern. In small entries two different numbers can have the same one."""
         return number == other or (other != STRANGE and self._patterns.of(number) == self._patterns.of(other))
+
+    def numbers(self, slot: int) -> list[int]:
+        """Return the numbers of all entries of a slot."""
+        return [self.read(slot, entry) for entry in range(self.entries)]
+
+    def agree(self, found: Sequence[int], wanted: Sequence[int]) -> bool:
+        return len(found) == len(wanted) and all(map(self.same, found, wanted))
 
     def near(self, slot: int, entry: int, number: int, tolerance: float) -> bool:
         """Whether an entry stands for a number within the error that a codec may introduce.
@@ -115,10 +123,10 @@ class Memory:
     def poison(self, free: Iterable[int]) -> None:
         """Overwrite the slots that became free, so that reading them before they are written is noticed."""
         now = set(free)
-        for slot in now - self._free:
+        for slot in now - self.free:
             for entry in range(self.entries):
                 self.write(slot, entry, POISON)
-        self._free = now
+        self.free = now
 
     def snapshot(self) -> list[torch.Tensor]:
         """Return a copy of the content, to be compared with what it is later."""
@@ -132,6 +140,40 @@ class Memory:
                 differs = (now != then).transpose(0, 1).flatten(1).any(1)
                 found.update(differs.nonzero().flatten().tolist())
         return sorted(found.difference(but))
+
+
+class PlainMemory(Memory):
+    """The slots of a pool whose entries are one 64-bit number each, which is stored as it is: that is fast."""
+
+    def __init__(self, pool: Any, manifest: Manifest, entries: int) -> None:
+        (buffer,) = manifest.buffers
+        self._tensor = pool.buffers[buffer.name]  # keeps the memory
+        self._flat = (ctypes.c_int64 * self._tensor.numel()).from_address(self._tensor.data_ptr())
+        self.entries = entries
+        self.free = set()
+
+    def read(self, slot: int, entry: int) -> int:
+        return int(self._flat[slot * self.entries + entry])
+
+    def write(self, slot: int, entry: int, number: int) -> None:
+        self._flat[slot * self.entries + entry] = number
+
+    def same(self, number: int, other: int) -> bool:
+        return number == other
+
+    def numbers(self, slot: int) -> list[int]:
+        found: list[int] = self._flat[slot * self.entries : (slot + 1) * self.entries]
+        return found
+
+    def agree(self, found: Sequence[int], wanted: Sequence[int]) -> bool:
+        return list(found) == list(wanted)
+
+
+def memory_of(pool: Any, manifest: Manifest, entries: int) -> Memory:
+    """Return access to the slots of a pool, the fastest that its buffers allow."""
+    first, *others = manifest.buffers
+    plain = not others and first.dtype == "int64" and first.shape == () and len(first.layers) == 1
+    return (PlainMemory if plain else Memory)(pool, manifest, entries)
 
 
 def _within(buffer: Buffer, found: bytes, wanted: bytes, tolerance: float) -> bool:

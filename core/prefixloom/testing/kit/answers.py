@@ -1,4 +1,4 @@
-"""Answers: what a component says, as text, in this process and in another one, which lies in a world of its own.
+"""Answers: what a component says, as text, in this process and in another one, on a machine of its own.
 
 The other process imports no pytest, and torch only if the component does. It makes the component anew, and asks it what
 was asked here.
@@ -22,7 +22,7 @@ import attrs
 from ...compose.binding import bind
 from ...contract.values import Component
 from .case import ComponentCase, made
-from .worlds import World, in_world
+from .machines import Machine, on_machine
 
 BOUNDARIES = (*range(40), 63, 64, 65, 255, 256, 257, 1000, 4095, 4096, 4097, 100_000)
 """The numbers at which the reach is asked."""
@@ -83,7 +83,7 @@ class CannotBeMade(Exception):
 class Asking:
     """What another process needs to make the component, and what it is asked. ``blob``: a pickled instance.
 
-    ``torch``: whether the component's modules import it, so that it is there before the world begins.
+    ``torch``: whether the component's modules import it, so that it is there before the machine is.
     """
 
     path: tuple[str, ...]
@@ -164,7 +164,7 @@ def answer() -> None:
         importlib.import_module("torch").manual_seed(seed)
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
-    with in_world(World(seed)):
+    with on_machine(Machine(seed)):
         if request.installed is not None:
             name, options = request.installed
             component = ComponentCase.installed(name, **options).component()

@@ -7,9 +7,7 @@ mistake that it finds is a ``Failure`` with a topic; a law selects the failures 
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Callable, Collection, Hashable, Sequence
-from functools import cache as memoised
 from typing import Any, Literal
 
 import attrs
@@ -18,6 +16,7 @@ from ...compose.entry import compose
 from ...contract.manifest import Buffer, Layout, Manifest, TierManifest
 from ...contract.reach import Path, Point, Window
 from ...contract.values import Component
+from ...script import Failure, require, text_of
 from ..inside.memory import POISON, STRANGE, Memory, PatternBook
 from ..inside.names import Extra, Names, with_extra
 from ..schedules.explore import touch
@@ -26,24 +25,6 @@ from .spy import Spy
 from .truth import Truth
 
 KV = Manifest([Buffer("kv", (3,), "float32")])
-
-
-class Failure(AssertionError):
-    """The cache and the component do not behave as they should together."""
-
-    def __init__(self, topic: str, sentence: str) -> None:
-        self.topic, self.sentence = topic, sentence
-        super().__init__(f"{topic}: {sentence}")
-
-
-class PlannedStepError(Exception):
-    """A test raises this inside a step on purpose."""
-
-
-def require(condition: object, topic: str, message: str, *args: object) -> None:
-    """Raise a Failure of this topic unless the condition is true."""
-    if not condition:
-        raise Failure(topic, message % args)
 
 
 def companions() -> dict[str, Component]:
@@ -135,21 +116,6 @@ class HostMemory:
 
     def __init__(self, write: Literal["through", "selective", "back"], tokens: int) -> None:
         self.manifest = TierManifest(capacity=tokens, write=write)
-
-
-LONGEST_TEXT = 10 * 4096
-"""How many tokens a text has: several of the largest pages."""
-
-
-@memoised
-def text_of(number: int) -> tuple[int, ...]:
-    """Return a text that prompts begin with. Text 2k + 1 begins like text 2k and differs from it later."""
-    chance = random.Random(f"text {number}")
-    text = (*(chance.randrange(2) for _ in range(4000)), *chance.choices((0, 1), k=LONGEST_TEXT - 4000))
-    if number % 2:
-        shared = 5 + 7 * number
-        text = text_of(number - 1)[:shared] + text[shared:]
-    return text
 
 
 @attrs.define(eq=False)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import attrs
 
-from .bench import Below, Bench, text_of, that_fit
+from ...script import Op, World, as_code, failure, shrink, text_of
+from .bench import Bench, that_fit
 from .case import ComponentCase, LawBroken
 from .probes import FAR
 from .scripts import MORE as MORE_KINDS
-from .scripts import Op, Setting, as_code, failure, images, shrunk, written
+from .scripts import WEIGHTS, ContentWriter, Setting, images
 
 LENGTH = 110
 """How many operations a random script has."""
@@ -21,17 +22,28 @@ REPEATS = 200
 """How often two requests are repeated. Each hook is called at least twice as often."""
 STEPS = 100
 """The most small steps in which a prompt is computed."""
-ALONE = (Setting(), Setting(units=40), Setting(page=1, units=56))
-PAIRS = (Setting(("path",)), Setting(("window",), layout="page_first"), Setting(("state",)))
-TRIPLES = (Setting(("path", "window")), Setting(("path", "state"), layout="page_first"), Setting(("window", "state")))
-MORE = (Setting(), Setting(("ahead",)), Setting(("checkpoints",)), Setting(("window", "checkpoints")))
-TIERS = (Setting(below="through"), Setting(below="back"), Setting(("path",), below="back"))
-BELOW: tuple[Below, ...] = ("", "back")
+Given = Mapping[str, Any]
+"""The options of a ``Setting``."""
+ALONE: tuple[Given, ...] = ({}, {"units": 40}, {"page": 1, "units": 56})
+PAIRS: tuple[Given, ...] = (
+    {"beside": ("path",)}, {"beside": ("window",), "layout": "page_first"}, {"beside": ("state",)},
+)  # fmt: skip
+TRIPLES: tuple[Given, ...] = (
+    {"beside": ("path", "window")}, {"beside": ("path", "state"), "layout": "page_first"},
+    {"beside": ("window", "state")},
+)  # fmt: skip
+MORE: tuple[Given, ...] = (
+    {}, {"beside": ("ahead",)}, {"beside": ("checkpoints",)}, {"beside": ("window", "checkpoints")},
+)  # fmt: skip
+TIERS: tuple[Given, ...] = ({"below": "through"}, {"below": "back"}, {"beside": ("path",), "below": "back"})
+BELOW = ("", "back")
 ONCE = ("far", "farthest", "often", "below")
 """Scripts that are played once."""
 SERVING = ("content", "absent", "books", "lock", "race")
 """The topics of failures in serving that do not concern hooks."""
-LATE_STEPS = (Setting(late=True), Setting(("state",), late=True), Setting(("path", "window"), late=True))
+LATE_STEPS: tuple[Given, ...] = tuple(
+    {"beside": beside, "late": True} for beside in ((), ("state",), ("path", "window"))
+)
 
 
 @attrs.frozen
@@ -41,55 +53,50 @@ class FailedScript:
     topic: str
     sentence: str
     script: tuple[Op, ...]
-    setting: Setting
+    setting: Callable[[], World]
+    """Where it was played."""
 
 
-def played(case: ComponentCase, name: str, settings: Collection[Setting], make: Callable[[int, str], list[Op]]) -> Any:
+def played(
+    case: ComponentCase, name: str, settings: Iterable[Given], make: Callable[[int, str], list[Op]]
+) -> list[FailedScript]:
     """Return the failures of scripts in these settings. The scripts are played once per case."""
     if name not in case.memo:
         found = []
-        for setting in settings:
+        for given in settings:
+            setting = Setting(case, **given)
             if setting.page is not None and (setting.page % case.manifest.tokens_per_slot or case.manifest.page_size):
                 continue  # this component cannot have such a page
             bench = Bench(case, setting.beside, page=setting.page, units=2)
             unit = max(4, bench.unit)
-            if bench.touches and name != "alone" and not setting.late:
-                setting = attrs.evolve(setting, small=True)
+            slim = bench.touches and name != "alone" and not setting.late
             for seed in range(case.effort if name not in ONCE and not setting.beside else 1):
                 script = make(unit, f"{case.seed} {name} {seed}")
-                failed = failure(case, script, setting)
-                whole = attrs.evolve(setting, small=False)
-                if failed is not None and setting.small:  # a hook may know the true sizes
-                    failed = failure(case, script, whole)
+                failed = failure(attrs.evolve(setting, small=slim), script)
+                if failed is not None and slim:  # a hook may know the true sizes
+                    failed = failure(setting, script)
                 if failed is not None:
-                    found.append(FailedScript(failed.topic, failed.sentence, tuple(script), whole))
+                    found.append(FailedScript(failed.topic, failed.sentence, tuple(script), setting))
         case.memo[name] = found
-    return case.memo[name]
+    played_once: list[FailedScript] = case.memo[name]
+    return played_once
 
 
-def _length(unit: int) -> int:
-    """How many operations a random script has: fewer where prompts are long, since pages are large."""
-    return LENGTH if unit <= 32 else max(20, LENGTH * 32 // unit)
+def _random(unit: int, seed: str, weights: Mapping[str, float] = WEIGHTS, part: int = 1) -> list[Op]:
+    """Return a random script: shorter where prompts are long, since pages are large. ``part``: of this length."""
+    length = LENGTH if unit <= 32 else max(20, LENGTH * 32 // unit)
+    return ContentWriter(seed, unit).script(length // part, weights)
 
 
 def random_scripts(case: ComponentCase) -> list[FailedScript]:
     """Play random scripts in one thread: the component alone, and beside one and two others."""
-
-    def make(unit: int, seed: str) -> list[Op]:
-        return written(seed, _length(unit), unit)
-
-    return [*played(case, "alone", ALONE, make), *beside(case)]
+    return [*played(case, "alone", ALONE, _random), *beside(case)]
 
 
 def beside(case: ComponentCase) -> list[FailedScript]:
     """Play random scripts beside others; in some, prompts arrive, or are computed in one step."""
-    found: list[FailedScript] = played(
-        case, "beside", PAIRS + TRIPLES, lambda unit, seed: written(seed, _length(unit), unit)
-    )
-    more: list[FailedScript] = played(
-        case, "more", MORE, lambda unit, seed: written(seed, _length(unit), unit, MORE_KINDS)
-    )
-    return [*found, *more]
+    more = played(case, "more", MORE, lambda unit, seed: _random(unit, seed, MORE_KINDS))
+    return [*played(case, "beside", PAIRS + TRIPLES, _random), *more]
 
 
 def below(case: ComponentCase) -> list[FailedScript]:
@@ -103,11 +110,10 @@ def below(case: ComponentCase) -> list[FailedScript]:
         for number in range(5):
             prompt = text_of(number % 2)[: (3 + number) * unit + number]
             again = [("open", prompt, "", 0, images(len(prompt), unit, number % 3)), *served]
-            ops += [*again, gone, *written(f"{seed} {number}", 6, unit), gone, *again]
+            ops += [*again, gone, *ContentWriter(f"{seed} {number}", unit).script(6), gone, *again]
         return ops
 
-    found: list[FailedScript] = played(case, "below", TIERS, make)
-    return found
+    return played(case, "below", TIERS, make)
 
 
 def late(case: ComponentCase) -> list[FailedScript]:
@@ -133,8 +139,8 @@ def late(case: ComponentCase) -> list[FailedScript]:
             turn += [("close", -1), ("lease", tokens), ("release", 0), ("peek", tokens)]
         return [("repeat", REPEATS, [*turn, ("evict", 2 * unit)])]
 
-    found = [*played(case, "far", (Setting(units=2 * length // unit, page=page),), far)]
-    return [*found, *farthest(case), *played(case, "often", (Setting(),), often)]
+    found = [*played(case, "far", [{"units": 2 * length // unit, "page": page}], far)]
+    return [*found, *farthest(case), *played(case, "often", [{}], often)]
 
 
 def farthest(case: ComponentCase) -> list[FailedScript]:
@@ -164,16 +170,12 @@ def farthest(case: ComponentCase) -> list[FailedScript]:
         return [*ops, *branch, ("evict", length), *branch]
 
     units = length // unit * 3 // 2 + 8
-    settings = [Setting(units=units, page=page, below=below, blank=True) for below in BELOW]
-    found: list[FailedScript] = played(case, "farthest", settings, make)
-    return found
+    settings = [{"units": units, "page": page, "below": below, "blank": True} for below in BELOW]
+    return played(case, "farthest", settings, make)
 
 
 def with_late_steps(case: ComponentCase) -> list[FailedScript]:
-    found: list[FailedScript] = played(
-        case, "late steps", LATE_STEPS, lambda unit, seed: written(seed, _length(unit) // 3, unit, MORE_KINDS)
-    )
-    return found
+    return played(case, "late steps", LATE_STEPS, lambda unit, seed: _random(unit, seed, MORE_KINDS, part=3))
 
 
 def everything(case: ComponentCase) -> list[FailedScript]:
@@ -197,8 +199,7 @@ def branches(case: ComponentCase) -> list[FailedScript]:
                     ops += [("open", other, "", 0, spans), ("run", 0, 99 * unit), ("close", 0), ("peek", other)]
         return ops
 
-    found: list[FailedScript] = played(case, "branches", (Setting(units=99),), make)
-    return found
+    return played(case, "branches", [{"units": 99}], make)
 
 
 def off_the_grid(case: ComponentCase) -> list[FailedScript]:
@@ -227,14 +228,17 @@ def off_the_grid(case: ComponentCase) -> list[FailedScript]:
             ops += [("evict", 3 * unit)]
         return ops
 
-    found: list[FailedScript] = played(case, "off the grid", (Setting(units=40), Setting(page=1, units=99)), make)
-    return found
+    return played(case, "off the grid", [{"units": 40}, {"page": 1, "units": 99}], make)
 
 
 def judge(case: ComponentCase, outcomes: Collection[FailedScript], *topics: str) -> None:
     """Raise LawBroken for the first failure of one of these topics (of any, if none is given), with a short script."""
     for outcome in outcomes:
         if not topics or outcome.topic in topics:
-            script = shrunk(case, outcome.script, outcome.setting, outcome.topic)
-            told = failure(case, script, outcome.setting)
-            raise LawBroken(told.sentence if told else outcome.sentence, as_code(case, script, outcome.setting))
+            script = shrink(outcome.setting, outcome.script)
+            told = failure(outcome.setting, script)
+            raise LawBroken(
+                told.sentence if told else outcome.sentence,
+                f"from prefixloom.testing import {type(outcome.setting).__name__}, play\n\n"
+                f"# case: the ComponentCase of your test ({case.label})\n{as_code(outcome.setting, script)}",
+            )

@@ -1,30 +1,25 @@
-"""Scripts: operations on a bench as plain data. They are made from a seed, played, and shrunk when they fail.
+"""The world of content: a component that is served on a bench, and what is checked after each operation.
 
-An operation is a tuple of a name and numbers or tokens. A number selects a sequence or lease modulo how many there are,
-so that every part of a script is itself a valid script. Tokens are numbers, and ranges of them.
+docs/conformance.md has a table of the operations.
 """
 
 from __future__ import annotations
 
-import logging
-import pprint
-import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
 
 from ...contract.manifest import Layout
-from ...errors import CapacityError, CompositionError, InputError, InvariantError, PluginError, ProtocolError, RaceError
+from ...errors import CapacityError, InputError, ProtocolError
+from ...script import Failure, Op, PlannedStepError, World, Writer, flat, picked, require, text_of
 from ..inside import backdoor
 from ..inside.memory import POISON
 from ..inside.names import Extra
 from ..schedules.simulated import SimulatedStream
-from .bench import Below, Bench, BenchSequence, Failure, PlannedStepError, require, text_of
+from .bench import Below, Bench, BenchSequence
 from .case import ComponentCase
 
-Op = tuple[Any, ...]
 WEIGHTS = {
     "turn": 16, "open": 7, "run": 20, "publish": 5, "align": 7, "rewind": 7, "close": 8, "abort": 2, "evict": 5,
     "lease": 4, "release": 4, "reclaim": 3, "peek": 3, "fail": 2, "draft": 2,
@@ -33,20 +28,19 @@ MORE = WEIGHTS | {"arrive": 10, "together": 8}
 """With parts that arrive, and several sequences in a step."""
 GONE_ON = "; going on without"
 """With these words the cache tells of a hook that failed, or whose answer it cannot use."""
-WORK = 20_000
-"""So much is played to shrink a script (``work_of``)."""
 OPEN = 4
 """The most sequences that are open at once."""
 
 
 @attrs.frozen
 class Setting:
-    """The setting of a script: companions, pool sizes, page size, layout, and a tier below the device.
+    """Where scripts of content are played: companions, pool sizes, page size, layout, and a tier below the device.
 
-    ``late``: a step's work runs only when somebody waits for it. ``blank``: no content is written or compared.
-    ``small``: few layers and small entries, whoever may touch them.
+    A call returns a new world. ``late``: a step's work runs only when somebody waits for it. ``blank``: no content is
+    written or compared. ``small``: few layers and small entries, whoever may touch them.
     """
 
+    case: ComponentCase
     beside: tuple[str, ...] = ()
     units: int = 14
     page: int | None = None
@@ -56,33 +50,13 @@ class Setting:
     blank: bool = False
     small: bool = False
 
+    def __call__(self) -> Player:
+        options = attrs.asdict(self, recurse=False, filter=lambda field, _: field.name not in ("case", "late"))
+        return Player(Bench(self.case, stream=SimulatedStream("bench") if self.late else None, **options))
+
     def __str__(self) -> str:
-        plain = Setting()
-        names = [field.name for field in attrs.fields(Setting)]
-        changed = [name for name in names if getattr(self, name) != getattr(plain, name)]
-        return f"Setting({', '.join(f'{name}={getattr(self, name)!r}' for name in changed)})"
-
-
-# ---------------------------------------------------------------- making
-
-
-def written(seed: str, length: int, unit: int, weights: Mapping[str, int] = WEIGHTS) -> list[Op]:
-    """Return a random script. ``unit``: how many tokens a page of the tree has."""
-    chance = random.Random(seed)
-    ops: list[Op] = []
-    while len(ops) < length:
-        (kind,) = chance.choices(list(weights), list(weights.values()))
-        ops += _some(kind, chance, unit)
-    return ops[:length]
-
-
-def _prompt(chance: random.Random, unit: int) -> tuple[int, ...]:
-    length = chance.randrange(1, 9 * unit) if chance.randrange(2) else chance.randrange(1, 9) * unit + 1
-    tokens = text_of(chance.randrange(2))[:length]
-    if chance.randrange(5) == 0:
-        kept = chance.randrange(length + 1)
-        tokens = tokens[:kept] + tuple(chance.randrange(2) for _ in range(length - kept))
-    return tokens
+        changed = [field for field in attrs.fields(Setting)[1:] if getattr(self, field.name) != field.default]
+        return f"Setting({', '.join(['case', *(f'{each.name}={getattr(self, each.name)!r}' for each in changed)])})"
 
 
 def images(length: int, unit: int, which: int) -> tuple[Extra, ...]:
@@ -91,50 +65,67 @@ def images(length: int, unit: int, which: int) -> tuple[Extra, ...]:
     return tuple((start, min(end, length), key) for start, end, key in spans if which and start < length)
 
 
-def _some(kind: str, chance: random.Random, unit: int) -> list[Op]:
-    number = chance.randrange(5)
-    if kind == "turn":  # one whole request, from start to end
-        chunks = [("run", -1, chance.choice((unit, 2 * unit))) for _ in range(chance.randrange(3))]
-        end = [("close", -1)] if chance.randrange(4) else [("publish", -1)]
-        return [*_some("open", chance, unit), *chunks, ("align", -1), ("run", -1, 20 * unit), *end]
-    if kind in ("open", "lease", "peek"):
-        tokens, namespace, salt = _prompt(chance, unit), chance.choice(("", "", "", "b")), chance.randrange(8)
-        return [(kind, tokens, namespace, salt, images(len(tokens), unit, chance.choice((0, 0, 1, 1, 2))))]
-    if kind == "run":
-        if chance.randrange(3) == 0:  # several small steps, as in decoding
-            return [("run", number, 1 + chance.randrange(3)) for _ in range(1 + chance.randrange(3))]
-        return [("run", number, chance.choice((1, 2, unit, unit + 1, 3 * unit, 20 * unit)))]
-    if kind == "rewind":
-        count = 2 + chance.randrange(3)  # part of a small step is rewound, and other tokens take its place
-        return [("run", number, count), ("rewind", number, 1 + chance.randrange(count - 1)), ("run", number, 2)]
-    if kind == "arrive":  # part of a prompt is computed elsewhere
-        return [*_some("open", chance, unit), ("arrive", -1, chance.choice((1, unit, unit + 1, 3 * unit)))]
-    if kind == "together":
-        return [("together", chance.choice((1, 2, unit, 3 * unit)))]
-    if kind == "evict":
-        return [("evict", chance.choice((1, 1, unit, unit, 2 * unit, 6 * unit)))]
-    return [(kind,)] if kind == "reclaim" else [(kind, number)]
+class ContentWriter(Writer):
+    """Writes scripts for the world of content."""
 
+    weights = WEIGHTS
 
-# ---------------------------------------------------------------- playing
+    def prompt(self) -> tuple[int, ...]:
+        unit = self.unit
+        length = self.chance.randrange(1, 9 * unit) if self.below(2) else self.chance.randrange(1, 9) * unit + 1
+        return self.varied(text_of(self.below(2))[:length], 5)
 
+    def asked(self, kind: str) -> None:
+        tokens, namespace, salt = self.prompt(), self.chance.choice(("", "", "", "b")), self.below(8)
+        self.say(kind, tokens, namespace, salt, images(len(tokens), self.unit, self.chance.choice((0, 0, 1, 1, 2))))
 
-def flat(tokens: Iterable[Any]) -> tuple[int, ...]:
-    """Return tokens in which ranges are written out."""
-    out: list[int] = []
-    for token in tokens:
-        if isinstance(token, range):
-            out += token
+    def write_open(self) -> None:
+        self.asked("open")
+
+    def write_lease(self) -> None:
+        self.asked("lease")
+
+    def write_peek(self) -> None:
+        self.asked("peek")
+
+    def write_turn(self) -> None:
+        """Write one whole request, from start to end."""
+        self.asked("open")
+        for _ in range(self.below(3)):
+            self.say("run", -1, self.chance.choice((self.unit, 2 * self.unit)))
+        self.say("align", -1)
+        self.say("run", -1, 20 * self.unit)
+        self.say("close" if self.below(4) else "publish", -1)
+
+    def write_run(self) -> None:
+        number, unit = self.below(5), self.unit
+        if self.below(3) == 0:  # several small steps, as in decoding
+            for _ in range(1 + self.below(3)):
+                self.say("run", number, 1 + self.below(3))
         else:
-            out.append(token)
-    return tuple(out)
+            self.say("run", number, self.chance.choice((1, 2, unit, unit + 1, 3 * unit, 20 * unit)))
 
+    def write_rewind(self) -> None:
+        """Write a small step of which a part is rewound, so that other tokens take its place."""
+        number, count = self.below(5), 2 + self.below(3)
+        self.say("run", number, count)
+        self.say("rewind", number, 1 + self.below(count - 1))
+        self.say("run", number, 2)
 
-def shortened(tokens: Any) -> Any:
-    """Return a shorter beginning of tokens, written in the same way."""
-    if isinstance(tokens, tuple) and isinstance(tokens[-1], range) and len(tokens[-1]) > 1:
-        return (*tokens[:-1], shortened(tokens[-1]))
-    return tokens[: len(tokens) * 3 // 4]
+    def write_arrive(self) -> None:
+        """Write a request of which a part is computed elsewhere."""
+        self.asked("open")
+        self.say("arrive", -1, self.chance.choice((1, self.unit, self.unit + 1, 3 * self.unit)))
+
+    def write_together(self) -> None:
+        self.say("together", self.chance.choice((1, 2, self.unit, 3 * self.unit)))
+
+    def write_evict(self) -> None:
+        self.say("evict", self.chance.choice((1, 1, self.unit, self.unit, 2 * self.unit, 6 * self.unit)))
+
+    def write(self, kind: str) -> None:
+        """Write one operation, on a sequence or lease if it is not on the cache."""
+        self.say(kind, *(() if kind == "reclaim" else (self.below(5),)))
 
 
 @attrs.define(eq=False)
@@ -146,54 +137,22 @@ class BenchLease:
     extra: Sequence[Extra]
 
 
-class _Heard(logging.Handler):
-    """Keeps what the cache says, in place of a log."""
+class Player(World):
+    """Performs operations on a bench and checks everything after each."""
 
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.said: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.said.append(record.getMessage())
-
-
-@contextmanager
-def heard() -> Iterator[list[str]]:
-    """Inside this context, the warnings of caches are collected and written to no log."""
-    log, handler = logging.getLogger("prefixloom"), _Heard()
-    before = log.level, log.propagate
-    log.addHandler(handler)
-    log.setLevel(logging.WARNING)
-    log.propagate = False
-    try:
-        yield handler.said
-    finally:
-        log.removeHandler(handler)
-        log.setLevel(before[0])
-        log.propagate = before[1]
-
-
-class Player:
-    """Performs operations on a bench and checks everything after each. ``said``: what the cache has warned of."""
-
-    def __init__(self, bench: Bench, said: Sequence[str] = ()) -> None:
+    def __init__(self, bench: Bench) -> None:
+        super().__init__()
         self.bench = bench
-        self.said = said
         self.running: list[BenchSequence] = []
         self.leases: list[BenchLease] = []
-        self.counts: dict[str, int] = {}
         self.errors = bench.cache.stats().plugin_errors
         self.narrows = bool({"create_match_validator", "finalize_match_result"} & set(bench.spy.overridden))
 
-    def count(self, what: str) -> None:
-        self.counts[what] = self.counts.get(what, 0) + 1
-
-    def apply(self, op: Op) -> None:
+    def perform(self, op: Op) -> None:
         try:
-            getattr(self, f"do_{op[0]}")(*op[1:])
+            super().perform(op)
         except (CapacityError, InputError):  # there is no room, or the sequence is longer than the pool
             self.count("refused")
-        self.check()
 
     def check(self) -> None:
         bench = self.bench
@@ -211,7 +170,7 @@ class Player:
             require(got >= leased.boundary, "lock", said, leased.boundary, got)
 
     def pick(self, number: int) -> BenchSequence | None:
-        return self.running[number % len(self.running)] if self.running else None
+        return picked(self.running, number)
 
     # ------------------------------------------------------------ operations
     def do_open(self, tokens: tuple[int, ...], namespace: str = "", salt: int = 0, extra: Sequence[Extra] = ()) -> None:
@@ -220,8 +179,7 @@ class Player:
             extra = [span for span in extra if span[1] <= len(tokens)]  # the prompt may have been shortened
             run = self.bench.open(tokens, leave=salt % 2, namespace=namespace, extra=extra, salt=salt)
             self.count("hit" if run.restored else "miss")
-            self.counts["hit tokens"] = self.counts.get("hit tokens", 0) + run.restored
-            self.counts["from below"] = self.counts.get("from below", 0) + run.from_below
+            self.count("from below", run.from_below)
             self.running.append(run)
 
     def _asked(self, run: BenchSequence, count: int) -> int:
@@ -247,7 +205,7 @@ class Player:
         """Compute at most ``count`` named tokens of each sequence in one step, or decode."""
         runs = [(run, asked) for run in self.running if (asked := self._asked(run, count))]
         self.bench.run_all(runs)
-        self.counts["together"] = self.counts.get("together", 0) + (len(runs) > 1)
+        self.count("together", len(runs) > 1)
 
     def do_uncopied(self, ops: Sequence[Op]) -> None:
         """Do these operations while each copy to or from a tier fails."""
@@ -263,12 +221,6 @@ class Player:
             if count > 0:
                 self.bench.arrive(run, count)
                 self.count("arrived")
-
-    def do_repeat(self, count: int, ops: Sequence[Op]) -> None:
-        """Do these operations so many times."""
-        for _ in range(count):
-            for op in ops:
-                self.apply(op)
 
     def do_align(self, number: int) -> None:
         """Compute up to the last boundary that can be published, where a state can be kept, and publish."""
@@ -358,7 +310,7 @@ class Player:
         freed = self.bench.cache.evict(
             {part.name: -(-tokens // (part.page_tokens or self.bench.unit)) for part in self.bench.parts}
         )
-        self.counts["evicted"] = self.counts.get("evicted", 0) + sum(freed.values())
+        self.count("evicted", sum(freed.values()))
 
     def do_lease(
         self, tokens: tuple[int, ...], namespace: str = "", salt: int = 0, extra: Sequence[Extra] = ()
@@ -390,129 +342,15 @@ class Player:
             self.bench.raise_late_failures()
         for part in self.bench.parts:
             figures = cache.stats().components[part.name]
-            require(
-                not figures.leased,
-                "books",
-                "in the end %s slots of %s are still counted as leased",
-                figures.leased,
-                part.name,
-            )
+            said = "in the end %s slots of %s are still counted as leased"
+            require(not figures.leased, "books", said, figures.leased, part.name)
             require(not figures.running, "books", "in the end %s slots of %s have no owner", figures.running, part.name)
             cache.evict({part.name: part.capacity})
             left = cache.stats().components[part.name].cached
-            require(
-                not left,
-                "books",
-                "in the end %s slots of %s cannot be evicted, and no lease covers them",
-                left,
-                part.name,
-            )
+            said = "in the end %s slots of %s cannot be evicted, and no lease covers them"
+            require(not left, "books", said, left, part.name)
         self.bench.spy.ask_again()
 
-
-def play(case: ComponentCase, script: Sequence[Op], setting: Setting | None = None) -> Player:
-    """Play a script to its end. Failure: the cache or the component did something wrong."""
-    with heard() as said:
-        return _played(case, script, setting or Setting(), said)
-
-
-def _played(case: ComponentCase, script: Sequence[Op], setting: Setting, said: Sequence[str]) -> Player:
-    stream = SimulatedStream("bench") if setting.late else None
-    try:
-        bench = Bench(
-            case,
-            setting.beside,
-            units=setting.units,
-            page=setting.page,
-            stream=stream,
-            layout=setting.layout,
-            below=setting.below,
-            blank=setting.blank,
-            small=setting.small,
-        )
-        player = Player(bench, said)
-        try:
-            for op in script:
-                player.apply(op)
-            player.finish()
-        finally:
-            for topic, sentence in bench.spy.mistakes:
-                raise Failure(topic, sentence)
-        return player
-    except (Failure, CompositionError):
-        raise
-    except RaceError as error:
-        raise Failure("race", str(error)) from error
-    except InvariantError as error:
-        raise Failure("books", str(error)) from error
-    except PluginError as error:
-        raise Failure("raise", str(error)) from error
-    except Exception as error:
-        raise Failure("books", f"{type(error).__name__}: {error}") from error
-
-
-def failure(case: ComponentCase, script: Sequence[Op], setting: Setting | None = None) -> Failure | None:
-    """Play a script; return its failure, or None if all went well."""
-    try:
-        play(case, script, setting)
-    except Failure as error:
-        return Failure(error.topic, error.sentence)
-    return None
-
-
-# ---------------------------------------------------------------- shrinking
-
-
-def work_of(script: Sequence[Op]) -> int:
-    """Return about how much work a script is: each operation, and every eighth token of a prompt, counts as one."""
-    total = len(script)
-    for op in script:
-        if op[0] in ("repeat", "uncopied"):
-            total += work_of(op[-1]) * (op[1] if op[0] == "repeat" else 1)
-        elif op[0] in ("open", "lease", "peek"):
-            total += sum(len(token) if isinstance(token, range) else 1 for token in op[1]) // 8
-    return total
-
-
-def shrunk(case: ComponentCase, script: Sequence[Op], setting: Setting, topic: str, work: int = WORK) -> list[Op]:
-    """Return a shorter script that fails with the same topic, found by leaving out smaller and smaller parts."""
-    best, left = list(script), work
-
-    def fails(ops: Sequence[Op]) -> bool:
-        nonlocal left
-        left -= work_of(ops)
-        found = failure(case, ops, setting) if left > 0 else None
-        return found is not None and found.topic == topic
-
-    size = len(best) // 2
-    while size:
-        at = 0
-        while at < len(best):
-            shorter = best[:at] + best[at + size :]
-            if fails(shorter):
-                best = shorter
-            else:
-                at += size
-        size //= 2
-    for at, op in enumerate(best):
-        while (less := _less(op)) is not None and fails([*best[:at], less, *best[at + 1 :]]):
-            best[at] = op = less
-    return best
-
-
-def _less(op: Op) -> Op | None:
-    """Return an operation with a shorter prompt, or that is done less often; None if there is none."""
-    if op[0] == "open" and len(flat(op[1])) > 1:
-        return (op[0], shortened(op[1]), *op[2:])
-    if op[0] == "repeat" and op[1] > 1:
-        return (op[0], op[1] * 3 // 4, *op[2:])
-    return None
-
-
-def as_code(case: ComponentCase, script: Sequence[Op], setting: Setting) -> str:
-    """Return a script as code that can be pasted into a test."""
-    body = pprint.pformat(list(script), width=110, compact=True)
-    return (
-        f"from prefixloom.testing import Setting, play\n\n"
-        f"# case: the ComponentCase of your test ({case.label})\nplay(case, {body}, {setting})"
-    )
+    def blame(self) -> None:
+        for topic, sentence in self.bench.spy.mistakes:
+            raise Failure(topic, sentence)

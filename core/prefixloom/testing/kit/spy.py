@@ -15,7 +15,7 @@ from ...contract.composition import Hooks
 from ...contract.hookspecs import HOT_HOOKS, hookimpl
 from ...contract.values import Op
 from .answers import Call, shown
-from .worlds import World, in_world
+from .machines import Machine, on_machine
 
 HELPERS = {"the validator": "create_match_validator", "run_forward_op": "deferred_forward_ops"}
 """Hooks that the spy must override so that another one is called."""
@@ -48,8 +48,8 @@ class Spy:
         self.trace: list[Call] = []
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
         self.memory: Any = None
-        self.world: World | None = None
-        """The world in which hooks answer, if it is not this one."""
+        self.machine: Machine | None = None
+        """The machine on which hooks answer, if it is not this one."""
         self._asked: dict[tuple[str, int, str], tuple[Callable[..., Any], tuple[Any, ...], str]] = {}
         self._pool: Any = None
         self._thread = threading.get_ident()
@@ -178,7 +178,7 @@ class Spy:
         before = repr(given)
         state = self._state()
         try:
-            with in_world(self.world):
+            with on_machine(self.machine):
                 answer = function(*args)
         except Exception as error:
             self._report("raise", f"{hook} raised {type(error).__name__}: {error}")

@@ -9,7 +9,7 @@ import attrs
 from ...contract.manifest import Buffer
 from ..kit.bench import Bench, composed_as_it_is
 from ..kit.case import ComponentCase, LawBroken, NotApplicable, Wasteful, made
-from ..kit.worlds import World, in_world
+from ..kit.machines import Machine, on_machine
 
 NARROWING = {"create_match_validator", "commit_insert"}
 """Hooks by which a component may leave out boundaries itself, in place of a grid in its manifest."""
@@ -21,7 +21,7 @@ def law_each_component_is_an_instance_of_its_own(case: ComponentCase) -> None:
     Clauses: C1, C2, C3, C4, O6.
     """
     one = made(case)
-    with in_world(World(case.seed)):
+    with on_machine(Machine(case.seed)):
         other = made(case)
     if one is other:
         raise LawBroken(

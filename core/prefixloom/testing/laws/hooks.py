@@ -12,13 +12,14 @@ from typing import Any
 import torch
 
 from ...errors import PluginError
+from ...script import require, text_of
 from ..kit.answers import Call, CannotBeMade, elsewhere, facts_of, has_code, request_of
-from ..kit.bench import Bench, require, text_of
+from ..kit.bench import Bench
 from ..kit.case import ComponentCase, LawBroken, NotApplicable, made
+from ..kit.machines import Machine, on_machine
 from ..kit.outcomes import everything, judge
-from ..kit.scripts import Player, images, written
+from ..kit.scripts import ContentWriter, Player, images
 from ..kit.spy import Spy
-from ..kit.worlds import World, in_world
 
 FAIL = (
     "the validator", "finalize_match_result", "acquire_component_lock", "deferred_forward_ops", "run_forward_op",
@@ -30,8 +31,8 @@ BETWEEN_TIERS = ("build_hicache_transfers", "commit_hicache_transfer")
 """Hooks that are asked only with a tier below the device; their errors are counted as well (T4, D4)."""
 OTHERS = 2
 """How many other processes are asked."""
-WORLDS = 7
-"""How many worlds are asked in this process: as many as there are days in a week."""
+MACHINES = 7
+"""How many machines are asked in this process: as many as there are days in a week."""
 
 
 def _overridden(case: ComponentCase) -> tuple[str, ...]:
@@ -172,15 +173,15 @@ def law_the_same_calls_get_the_same_answers(case: ComponentCase) -> None:
     """
     _overridden(case)
     players = []
-    for world in (None, *(World(case.seed + number) for number in range(WORLDS))):
-        with in_world(world):
+    for machine in (None, *(Machine(case.seed + number) for number in range(MACHINES))):
+        with on_machine(machine):
             players.append(Player(Bench(case)))
-        players[-1].bench.spy.world = world
+        players[-1].bench.spy.machine = machine
     with contextlib.ExitStack() as stack:
         stack.callback(random.setstate, random.getstate())
         stack.enter_context(torch.random.fork_rng(devices=()))
         stack.enter_context(contextlib.suppress(AssertionError, PluginError))  # another law reports this
-        for op in written(f"{case.seed} twice", 60, max(4, players[0].bench.unit)):
+        for op in ContentWriter(f"{case.seed} twice", max(4, players[0].bench.unit)).script(60):
             for number, player in enumerate(players):
                 random.seed(number)
                 torch.manual_seed(number)
@@ -221,7 +222,7 @@ def _calls(case: ComponentCase) -> list[Call]:
     """Return the calls of hooks, and their answers, while requests in many namespaces are served."""
     bench = Bench(case, below="through")
     unit = bench.unit
-    ops = written(f"{case.seed} elsewhere", 60, max(4, unit))
+    ops = ContentWriter(f"{case.seed} elsewhere", max(4, unit)).script(60)
     for number in range(12):
         prompt = text_of(number % 4)[: (2 + number % 5) * unit + 1]
         spans = images(len(prompt), unit, number % 3)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from ..kit.case import ComponentCase, LawBroken
+from ...script import failure
+from ..kit.case import ComponentCase
+from ..kit.outcomes import FailedScript, judge
 from ..oracle import faults
-from ..oracle.machine import Pit, as_code, as_failure, fails, shrink, written
+from ..oracle.writer import Pit, SetsWriter
 from .hooks import COUNTED, FAIL, quiet
 
 LENGTH = 120
@@ -26,12 +28,10 @@ def law_every_answer_is_what_the_sets_say(case: ComponentCase) -> None:
         pits.append(Pit(case, page=1, units=44))
     for number, pit in enumerate(pits):
         for seed in range(case.effort):
-            script = written(f"{case.seed} {number} {seed}", pit, LENGTH)
-            failed = fails(pit, script)
+            script = SetsWriter(f"{case.seed} {number} {seed}", pit).script(LENGTH)
+            failed = failure(pit, script)
             if failed is not None:
-                short = shrink(pit, script, tries=150)
-                again = fails(pit, short) or failed
-                raise LawBroken(as_failure(again).sentence, as_code(case, pit, short))
+                judge(case, [FailedScript(failed.topic, failed.sentence, tuple(script), pit)])
 
 
 def law_a_fault_at_any_step_leaves_the_state_before_or_after(case: ComponentCase) -> None:
@@ -41,7 +41,7 @@ def law_a_fault_at_any_step_leaves_the_state_before_or_after(case: ComponentCase
     """
     beside = ("window",)
     pit = Pit(case, beside)
-    script = faults.walkthrough(pit.unit) + written(f"{case.seed} faults", pit, FAULTY)
+    script = faults.walkthrough(pit.unit) + SetsWriter(f"{case.seed} faults", pit).script(FAULTY)
     with quiet():
         for hook in (*FAIL, *COUNTED):
             faults.in_hook(case, beside, hook, script)

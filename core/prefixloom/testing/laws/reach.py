@@ -12,8 +12,8 @@ from math import inf, isnan
 
 from ...contract.reach import Reach
 from ..kit.case import ComponentCase, LawBroken, NotApplicable, Wasteful, made
+from ..kit.machines import Machine, on_machine
 from ..kit.probes import DENSE, FAR, POWERS, TIMES, Answers, Probes, contains, ends_of, first_outside, probes_of
-from ..kit.worlds import World, in_world
 
 OTHERS = 3
 """How many other instances are asked what one was asked."""
@@ -63,7 +63,7 @@ def law_needs_and_until_are_pure(case: ComponentCase) -> None:
     asked = (*boundaries[:DENSE:3], *boundaries[DENSE::5])
     reach = case.reach
     first = [(tuple(reach.needs(n)), reach.until(n)) for n in asked]
-    with in_world(World(case.seed)):
+    with on_machine(Machine(case.seed)):
         others = [made(case).reach for _ in range(OTHERS)]
         for n, told in reversed(list(zip(asked, first, strict=True))):
             for one in (reach, *others):

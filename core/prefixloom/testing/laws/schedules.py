@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from ...errors import CapacityError
+from ...script import require, text_of
 from ..inside import backdoor
-from ..kit.bench import Bench, BenchSequence, require, text_of
+from ..kit.bench import Bench, BenchSequence
 from ..kit.case import ComponentCase, LawBroken
 from ..schedules.explore import ExplorationReport, FailingSchedule, Program, ScheduleRun, explore
 from ..schedules.watch import Watch

@@ -7,8 +7,9 @@ from math import inf
 from typing import Any
 
 from ...contract.reach import Reach
+from ...script import require, text_of
 from ..inside import backdoor
-from ..kit.bench import Bench, BenchSequence, require, text_of
+from ..kit.bench import Bench, BenchSequence
 from ..kit.case import ComponentCase, NotApplicable
 from ..kit.outcomes import SERVING, beside, branches, judge, late, off_the_grid, random_scripts, with_late_steps
 

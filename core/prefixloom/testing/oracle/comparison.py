@@ -12,9 +12,10 @@ from typing import Any
 import attrs
 
 from ...errors import CapacityError
+from ...script import World
 from ..inside import backdoor
 from ..inside.backdoor import anchor, state_slots
-from ..inside.contents import Contents, contents_of
+from ..inside.memory import Memory, memory_of
 from .sets import Facts, ModelLease, ModelSequence, Piece, SetModel, with_extra
 from .view import Cached, Reader, View, contents, free_slots, require
 
@@ -66,10 +67,11 @@ GONE = ("evicted", "expired", "flushed", "failed")
 """The reasons of a miss that say that something was cached once."""
 
 
-class ComparedCache:
+class ComparedCache(World):
     """A cache compared with the model: the state that all operations share, and the checks after each."""
 
     def __init__(self, cache: Any, allowances: Allowances | None = None) -> None:
+        super().__init__()
         self.cache = cache
         composition = cache.composition
         facts = [
@@ -89,8 +91,8 @@ class ComparedCache:
         self.facts = {f.name: f for f in facts}
         self.model = SetModel(facts, composition.page, composition.lookahead, composition.max_rewind)
         self.allowances = allowances or Allowances.of(composition.parts, backdoor.has_admission(cache))
-        self.slots: dict[str, Contents] = {
-            part.name: contents_of(cache.pool(part.name), part.manifest, f.page // f.group if f.page else 1)
+        self.slots: dict[str, Memory] = {
+            part.name: memory_of(cache.pool(part.name), part.manifest, f.page // f.group if f.page else 1)
             for part, f in zip(composition.parts, facts, strict=True)
         }
         self.minted: dict[str, Any] = {}
@@ -121,15 +123,11 @@ class ComparedCache:
             backdoor.watch_accesses(cache, lambda *told: self.told.append(told))
         self.operations = 0
         self.checks = 0
-        self.counts: dict[str, int] = {}
         for f in facts:
             self.slots[f.name].poison(free_slots(cache, f))
         self.view = self.reader.read(())
 
     # ------------------------------------------------------------ what is held
-    def count(self, what: str) -> None:
-        self.counts[what] = self.counts.get(what, 0) + 1
-
     def tables(self, run: ModelSequence) -> dict[str, list[int]]:
         return {name: run.sequence.pages(name) for name in self.facts}
 
@@ -346,7 +344,7 @@ class ComparedCache:
                 self.check_closed_upward(f, view)
         self.check_match()
 
-    def check_evictable(self) -> None:
+    def check(self) -> None:
         """Check that no less may be evicted than what nothing covers. An operation that covers something has said so.
 
         It may be more: sequences that went on let go of what they covered where they began.
@@ -467,8 +465,8 @@ class ComparedCache:
                 owned, most = len(state_slots(s, f.name)), 1 + f.steps + len(run.tracks[f.name])
                 require(owned <= most, "%s: a sequence has %s slots, and states for %s", f.name, owned, most)
                 if f.name not in run.pending and not run.spoiled:
-                    got, slots = self.slots[f.name].read(s.pages(f.name)[0]), self.slots[f.name]
-                    right = slots.same(got, [run.ids[run.committed]])
+                    got, slots = self.slots[f.name].numbers(s.pages(f.name)[0]), self.slots[f.name]
+                    right = slots.agree(got, [run.ids[run.committed]])
                     require(right, "%s: the running state at %s is wrong", f.name, run.committed)
                 continue
             table = s.pages(f.name)
@@ -482,8 +480,8 @@ class ComparedCache:
                     self.check_borrowed(f, run, index, slot, view)
                 done = (min(run.written[f.name], (index + 1) * f.page) - index * f.page) // f.group
                 if done > 0:
-                    got, expected = self.slots[f.name].read(slot)[:done], contents(f, run.ids, index, done)
-                    right = self.slots[f.name].same(got, expected)
+                    got, expected = self.slots[f.name].numbers(slot)[:done], contents(f, run.ids, index, done)
+                    right = self.slots[f.name].agree(got, expected)
                     require(right, "%s: a sequence reads %s at page %s, not %s", f.name, got, index, expected)
 
     def check_borrowed(self, f: Facts, run: ModelSequence, index: int, slot: int, view: View) -> None:

@@ -1,8 +1,4 @@
-"""The operations of the property test, each done to the cache and to the model.
-
-An operation is a tuple of a name and numbers or tokens. A number selects a sequence, lease or plan modulo how many
-there are, so that every part of a script is itself a valid script.
-"""
+"""The world of sets: operations that are done to a cache and to the oracle's model, and compared."""
 
 from __future__ import annotations
 
@@ -14,26 +10,21 @@ from typing import Any
 from ...device.streams import InlineStream, Stream
 from ...errors import CapacityError, InputError, PluginError, ProtocolError
 from ...keys.tokens import TOKEN_LIMIT
+from ...script import PlannedStepError
 from ..inside import backdoor
 from ..inside.backdoor import anchor
 from ..inside.memory import POISON
-from ..kit.bench import PlannedStepError
 from ..schedules.simulated import SimulatedStream
 from .sequence_operations import Pieces, SequenceOperations
 from .sets import Facts, ModelLease, ModelSequence, Piece, with_extra
 from .view import require
 
-Op = tuple[Any, ...]
 OPEN = 5
 """The most sequences that are open at once."""
 
 
 class Operations(SequenceOperations):
-    """All operations on one cache. ``apply`` does one operation; each ``do_`` method is one kind."""
-
-    def apply(self, op: Op) -> None:
-        getattr(self, f"do_{op[0]}")(*op[1:])
-        self.check_evictable()
+    """All operations on one cache."""
 
     # ------------------------------------------------------------ matching
     def do_match(self, namespace: str, tokens: tuple[int, ...], leave: int, extra: tuple[Any, ...] = ()) -> None:

@@ -2,35 +2,22 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Hashable, Iterable
-from functools import cache as memoised
 from functools import partial
 from typing import Any
 
 from ...errors import CapacityError, InputError, PluginError, ProtocolError
+from ...script import PlannedStepError, picked, text_of
 from ..inside.backdoor import anchor, has_plugin_ops, needs_a_step, unfilled
 from ..inside.memory import POISON
-from ..kit.bench import PlannedStepError
 from .comparison import ComparedCache
 from .sets import Facts, ModelSequence, Piece, with_extra
 from .view import require
 
-DOCUMENTS = 4
-LONG = 400
+TEXTS = 4
+"""So many texts are what prompts begin with, and what the model says."""
 
 Pieces = dict[str, set[Piece]]
-
-
-@memoised
-def document(number: int, alphabet: int = 2) -> tuple[int, ...]:
-    """Return a text that prompts begin with. Document 2k + 1 begins like document 2k and differs from it later."""
-    chance = random.Random(f"document {number} {alphabet}")
-    text = tuple(chance.randrange(alphabet) for _ in range(LONG))
-    if number % 2:
-        shared = 5 + 7 * number
-        text = document(number - 1, alphabet)[:shared] + text[shared:]
-    return text
 
 
 class SequenceOperations(ComparedCache):
@@ -38,14 +25,13 @@ class SequenceOperations(ComparedCache):
 
     # ------------------------------------------------------------ choosing
     def pick(self, number: int) -> ModelSequence | None:
-        usable = [run for run in self.running if not run.gone]
-        return usable[number % len(usable)] if usable else None
+        return picked([run for run in self.running if not run.gone], number)
 
     def extend(self, run: ModelSequence, length: int) -> None:
         """Extend the future of ``run`` to at least ``length`` tokens."""
-        text = document(run.salt % DOCUMENTS)
+        text = text_of(run.salt % TEXTS)
         while len(run.future) < length:
-            run.future.append(text[(len(run.future) + run.salt // 4) % LONG])
+            run.future.append(text[len(run.future) + run.salt // 4])
         while len(run.ids) <= len(run.future):
             token = run.future[len(run.ids) - 1]
             run.ids.append(self.model.names.child(run.ids[-1], run.namespace, token))
@@ -210,8 +196,8 @@ class SequenceOperations(ComparedCache):
                 slot = run.sequence.pages(f.name)[0]
                 singles = run.sequence.rewind_slots(f.name)
                 require(len(singles) == f.steps, "%s: %s slots for single states", f.name, len(singles))
-                found, right = self.slots[f.name].read(slot), run.ids[run.committed]
-                state = right if self.slots[f.name].same(found, [right]) else found[0]
+                found, right = self.slots[f.name].numbers(slot), run.ids[run.committed]
+                state = right if self.slots[f.name].agree(found, [right]) else found[0]
                 for i, token in enumerate(run.future[run.committed : upto]):
                     state = self.model.names.child(state, run.namespace, token)
                     if upto - run.committed <= len(singles):

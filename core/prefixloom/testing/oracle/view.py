@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...keys.elements import numbers_of
+from ...script import Failure
 from ..inside import backdoor
-from ..inside.contents import Contents
+from ..inside.memory import Memory
 from ..inside.names import told_apart
-from ..kit.bench import Failure
 from .sets import Facts, Piece, SetModel
 
 
@@ -57,7 +57,7 @@ class View:
 class Reader:
     """Reads a cache into a ``View``."""
 
-    def __init__(self, cache: Any, model: SetModel, slots: dict[str, Contents]) -> None:
+    def __init__(self, cache: Any, model: SetModel, slots: dict[str, Memory]) -> None:
         self.cache = cache
         self.model = model
         self.slots = slots
@@ -146,14 +146,14 @@ class Reader:
 
     def check_content(self, f: Facts, slot: int, index: int, cached: Cached) -> None:
         ids = Shifted(cached.ids, cached.start)
-        got = self.slots[f.name].read(slot)
+        got = self.slots[f.name].numbers(slot)
         if f.boundary:
             require(index == cached.end, "%s: a state of %s stands at %s", f.name, index, cached.end)
             wanted = [ids[index]]
         else:
             wanted = contents(f, ids, index)
         said = "%s: the tree's page %s (slot %s) holds %s, its key says %s"
-        require(self.slots[f.name].same(got, wanted), said, f.name, index, slot, got, wanted)
+        require(self.slots[f.name].agree(got, wanted), said, f.name, index, slot, got, wanted)
 
 
 class Shifted:

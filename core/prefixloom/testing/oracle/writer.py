@@ -1,12 +1,17 @@
-"""Random scripts for the state machine, as plain data. The same seed gives the same script."""
+"""Random scripts for the world of sets, and where they are played: a case's component in small pools."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Hashable, Mapping
+from typing import Protocol
 
-from .operations import Op
-from .sequence_operations import DOCUMENTS, document
+import attrs
+
+from ...script import Op, Writer, text_of
+from ..kit.bench import Bench
+from ..kit.case import ComponentCase
+from .operations import Operations
+from .sequence_operations import TEXTS
 
 NAMESPACES = ("", "b")
 EXTRA_KEYS: tuple[Hashable, ...] = ("an image", 1, True, 1.0)
@@ -28,45 +33,48 @@ TIMES = {
 """The weights of scripts in which what is cached is wanted for some time only."""
 
 
-class Writer:
-    """Makes scripts from a seed, without looking at any cache.
+class Arena(Protocol):
+    """What a writer knows of the cache that its script will be played on."""
 
-    ``longest``: the most tokens of a prompt. ``unit``: the tokens of a tree page; states can be kept at its multiples.
-    ``lookahead``: how many tokens content looks ahead at. ``lent``: an engine lends the slots.
+    @property
+    def unit(self) -> int:
+        """How many tokens a page of the tree has."""
+
+    @property
+    def longest(self) -> int:
+        """The most tokens of a prompt."""
+
+    @property
+    def lookahead(self) -> int:
+        """How many tokens content looks ahead at."""
+
+    @property
+    def lent(self) -> bool:
+        """Whether an engine lends the slots."""
+
+
+class SetsWriter(Writer):
+    """Writes scripts for the world of sets.
+
+    ``longest``: the most tokens of a prompt. ``lookahead``: how many tokens content looks ahead at. ``lent``: an engine
+    lends the slots.
     """
 
-    def __init__(self, seed: str, longest: int, unit: int, lookahead: int = 0, lent: bool = False) -> None:
-        self.lookahead = lookahead
-        self.more = {"insert": 12.0} if lent else {}
-        self.chance = random.Random(seed)
-        self.longest = longest
-        self.unit = unit
-        self.ops: list[Op] = []
+    weights = WEIGHTS
 
-    def script(self, length: int, of: Mapping[str, float] = WEIGHTS) -> list[Op]:
-        chosen = {**of, **self.more}
-        kinds, weights = list(chosen), list(chosen.values())
-        while len(self.ops) < length:
-            (kind,) = self.chance.choices(kinds, weights)
-            getattr(self, kind)()
-        return self.ops[:length]
+    def __init__(self, seed: str, arena: Arena) -> None:
+        super().__init__(seed, arena.unit)
+        self.longest, self.lookahead, self.lent = arena.longest, arena.lookahead, arena.lent
 
-    def below(self, n: int) -> int:
-        return self.chance.randrange(n)
-
-    def say(self, *op: object) -> None:
-        self.ops.append(tuple(op))
+    def script(self, length: int, weights: Mapping[str, float] | None = None) -> list[Op]:
+        return super().script(length, {**(weights or self.weights), **({"insert": 12.0} if self.lent else {})})
 
     def prompt(self) -> tuple[int, ...]:
         """Return the beginning of a document, sometimes with a changed end, sometimes empty or a single token."""
         length = self.below(3) if self.below(20) == 0 else self.below(self.longest + 1)
         if self.below(2):
             length = min(self.longest, length // self.unit * self.unit + self.below(2))
-        tokens = document(self.chance.choice((0, 0, 0, 1, 1, *range(2, DOCUMENTS))))[:length]
-        if tokens and self.below(4) == 0:
-            kept = self.below(length + 1)
-            tokens = tokens[:kept] + tuple(self.below(2) for _ in range(length - kept))
-        return tokens
+        return self.varied(text_of(self.chance.choice((0, 0, 0, 1, 1, *range(2, TEXTS))))[:length], 4)
 
     def extra(self, tokens: tuple[int, ...]) -> tuple[tuple[int, int, Hashable], ...]:
         """Return up to three spans, each as long as it happens to be."""
@@ -80,12 +88,12 @@ class Writer:
         namespace = NAMESPACES[self.below(8) == 0]
         return namespace, tokens, self.chance.choice((0, 0, 1, 1, 3)), self.extra(tokens)
 
-    def open(self) -> None:
+    def write_open(self) -> None:
         self.say("open", *self.request(), self.below(3), self.below(16))
 
-    def turn(self) -> None:
+    def write_turn(self) -> None:
         """Write one whole request, from start to end."""
-        self.open()
+        self.write_open()
         chunks = 1 + self.below(3)
         for chunk in range(chunks):
             if self.below(3) == 0:
@@ -106,7 +114,7 @@ class Writer:
         if self.below(3):
             self.say("close", -1, 0)
 
-    def beside(self) -> None:
+    def write_beside(self) -> None:
         """Write two requests of one prompt at once: one is computed, and of the other the tokens arrive."""
         request, salt = self.request(), self.below(16)
         for _ in range(2):
@@ -126,15 +134,15 @@ class Writer:
         self.say("publish", -1, -1)
         self.say("close", -1, self.below(3))
 
-    def advance(self) -> None:
+    def write_advance(self) -> None:
         """Compute a part of a request, each step of which ends where a state can be kept."""
         number, budget = self.below(5), self.chance.choice((1, self.unit, self.unit + 1, 1 + self.below(self.longest)))
         for _ in range(1 + self.below(3)):
             self.say("advance", number, budget)
 
-    def tracked(self) -> None:
+    def write_tracked(self) -> None:
         """Write one request that is computed in whole pages, some steps of which fail, and published late."""
-        self.open()
+        self.write_open()
         for _ in range(2 + self.below(4)):
             self.say("append", -1, self.below(2 * self.unit + 1))
             self.say("grow", -1, (1 + self.below(3)) * self.unit)
@@ -144,7 +152,7 @@ class Writer:
         self.say("publish", -1, self.chance.choice((-1, self.below(8))))
         self.say("close", -1, self.below(3))
 
-    def decode(self) -> None:
+    def write_decode(self) -> None:
         """Write several small steps of one request, part of which is rewound."""
         number = self.below(5)
         for _ in range(1 + self.below(4)):
@@ -175,70 +183,101 @@ class Writer:
                 self.say("commit", number, 0)
             self.say("publish", number, -1)
 
-    def grow(self) -> None:
+    def write_grow(self) -> None:
         self.say("grow", self.below(5), self.chance.choice((-1, -1, -2, 1, 2, 5, 1 + self.below(self.longest))))
 
-    def arrive(self) -> None:
+    def write_arrive(self) -> None:
         self.say("arrive", self.below(5), 1 + self.below(self.longest))
 
-    def append(self) -> None:
+    def write_append(self) -> None:
         number, count = self.below(5), self.chance.choice((1, 1, 2, 4, 9))
         self.say("append", number, count, *(EXTRA_KEYS[number % 4 : number % 4 + 1] if count > 2 else ()))
 
-    def step(self) -> None:
+    def write_step(self) -> None:
         self.say("step", self.chance.choice((31, 31, 1, 2, 3, 5)), self.below(9))
 
-    def commit(self) -> None:
+    def write_commit(self) -> None:
         self.say("commit", self.below(5), self.chance.choice((0, 0, 1, 2, 5)))
 
-    def publish(self) -> None:
+    def write_publish(self) -> None:
         self.say("publish", self.below(5), self.chance.choice((-1, 1, 2, self.below(8))))
 
-    def rewind(self) -> None:
+    def write_rewind(self) -> None:
         number = self.below(5)
         for _ in range(1 + self.below(2)):
             self.say("rewind", number, self.chance.choice((0, 1, 2, 3, 8, 40)), self.below(16))
 
-    def close(self) -> None:
+    def write_close(self) -> None:
         self.say("close", self.below(5), self.below(5))
 
-    def evict(self) -> None:
+    def write_evict(self) -> None:
         self.say("evict", self.below(7), self.chance.choice((0, 1, 2, 5, 30)))
 
-    def match(self) -> None:
+    def write_match(self) -> None:
         self.say("match", *self.request())
 
-    def plan(self) -> None:
+    def write_plan(self) -> None:
         self.say("plan", *self.request())
 
-    def open_plan(self) -> None:
+    def write_open_plan(self) -> None:
         self.say("open_plan", self.below(4), self.below(16))
 
-    def lease(self) -> None:
+    def write_lease(self) -> None:
         self.say("lease", self.below(4))
 
-    def insert(self) -> None:
+    def write_insert(self) -> None:
         namespace, tokens, _, extra = self.request()
         lacking = self.chance.choice((1, 3, self.below(256), self.below(256)))
         self.say("insert", namespace, tokens, extra, self.below(3), lacking)
 
-    def release(self) -> None:
+    def write_release(self) -> None:
         self.say("release", self.below(4), self.below(3))
 
-    def want(self) -> None:
+    def write_want(self) -> None:
         self.say("want", self.below(5), self.below(16))
 
-    def expire(self) -> None:
+    def write_expire(self) -> None:
         self.say("expire", self.below(16))
 
-    def drop_namespace(self) -> None:
+    def write_drop_namespace(self) -> None:
         self.say("drop_namespace", NAMESPACES[self.below(2)])
 
-    def flush(self) -> None:
-        self.say("flush")
-
-    def poll(self) -> None:
-        self.say("poll")
-
-    def illegal(self) -> None:
+    def write_illegal(self) -> None:
         self.say("illegal", self.below(5), self.below(5))
+
+
+@attrs.frozen
+class Pit:
+    """Where a case's component is compared with the sets, with others ``beside`` it, in pools that are too small.
+
+    A call returns a new world. States are stored without a codec, because sets say nothing about the error of a codec,
+    and large pages are small.
+    """
+
+    case: ComponentCase = attrs.field(repr=False)
+    beside: tuple[str, ...] = ()
+    units: int = 14
+    page: int | None = None
+    lent: bool = False
+
+    def bench(self) -> Bench:
+        return Bench(self.case, self.beside, units=self.units, page=self.page, lent=self.lent, exact=False)
+
+    @property
+    def unit(self) -> int:
+        """How many tokens a page of the tree has."""
+        return self.bench().unit
+
+    @property
+    def longest(self) -> int:
+        return self.unit * self.units * 5 // 8
+
+    @property
+    def lookahead(self) -> int:
+        return self.case.manifest.lookahead
+
+    def __call__(self) -> Operations:
+        return Operations(self.bench().cache)
+
+    def __str__(self) -> str:
+        return f"Pit(case, {self.beside!r}, units={self.units}, page={self.page}, lent={self.lent})"

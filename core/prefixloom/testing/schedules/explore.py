@@ -38,6 +38,7 @@ from collections.abc import Callable, Generator, Hashable, Iterable
 
 from ...device.streams import Event, host_clock
 from ...errors import InvariantError
+from ...script import fewest
 from .interleaving import Happening, Search, Thing, orders
 from .simulated import SimulatedStream
 
@@ -322,21 +323,19 @@ def _explore_one(run: ScheduleRun, search: Search) -> bool:
 def shrunk(
     scenario: Scenario, path: list[str], error: BaseException, tries: int = 300
 ) -> tuple[BaseException, list[tuple[str, str]]]:
-    """Shorten ``path`` while the schedule still fails with the same type of error. Return the error and its lines."""
-    best, kept = (error, _replayed(scenario, path)[1]), path
-    for count in range(len(path)):
+    """Shorten ``path`` while it leads to an error of the same type. Return the error and its lines."""
+    best = error, _replayed(scenario, path)[1]
+
+    def fails(shorter: list[str]) -> bool:
+        nonlocal best, tries
         tries -= 1
-        found, lines = _replayed(scenario, path[:count])
-        if found is not None and type(found) is type(error):
-            best, kept = (found, lines), path[:count]
-            break
-    number = len(kept)
-    while number and tries > 0:
-        number, tries = number - 1, tries - 1
-        shorter = kept[:number] + kept[number + 1 :]
-        found, lines = _replayed(scenario, shorter)
-        if found is not None and type(found) is type(error):
-            best, kept = (found, lines), shorter
+        found, lines = _replayed(scenario, shorter) if tries >= 0 else (None, [])
+        if found is None or type(found) is not type(error):
+            return False
+        best = found, lines
+        return True
+
+    fewest(path, fails)
     return best
 
 

@@ -33,7 +33,7 @@ NUMBERS = (255, 1, 64, 3, 16, 31, 2, 96, 5, 8)
 MONTH = 30.2 * 86400
 
 
-class World:
+class Machine:
     """A machine of its own. ``replaced`` lists what it answers itself, as (module, name, function).
 
     Seven seeds that follow each other begin on all days of the week, in different months and at different hours.
@@ -126,11 +126,11 @@ class World:
 
 
 @contextmanager
-def in_world(world: World | None) -> Iterator[None]:
+def on_machine(machine: Machine | None) -> Iterator[None]:
     """Inside this context, this process is in a world; None: it stays where it is."""
-    before = [(module, name, getattr(module, name)) for module, name, _ in (world.replaced if world else ())]
+    before = [(module, name, getattr(module, name)) for module, name, _ in (machine.replaced if machine else ())]
     try:
-        for module, name, new in world.replaced if world else ():
+        for module, name, new in machine.replaced if machine else ():
             setattr(module, name, new)
         yield
     finally:
