@@ -17,7 +17,7 @@ from prefixloom.contract.admission import ADMISSIONS
 from prefixloom.contract.policy import BUILT_IN
 from prefixloom.contract.queues import ListQueue
 from prefixloom.testing import AdmissionCase, ComponentCase, PolicyCase, parametrize_with_laws
-from prefixloom.testing.suites import outcome
+from prefixloom.testing.conformance import verdict
 from prefixloom_hicache import HostTier
 from tests.support.helpers import Keeping
 
@@ -109,9 +109,9 @@ ADMISSION: list[tuple[AdmissionPolicy, str]] = [
 
 def broken_by(case: Any, name: str) -> str:
     (law,) = [law for law in case.laws if law.__name__ == name]
-    status, told = outcome(law, case)
-    assert status == "broken", told
-    return told
+    found = verdict(law, case)
+    assert found.status == "broken", found
+    return found.told
 
 
 @pytest.mark.parametrize(("make", "law"), POLICIES, ids=[f"{number}-{law}" for number, (_, law) in enumerate(POLICIES)])
@@ -174,7 +174,7 @@ def prefixloom_storage():
     ("name", "law"),
     [
         ("policy:lazy", "law_every_piece_comes_out_exactly_once"),
-        ("storage:lying", "check_a_read_exists_if_and_only_if_it_hits"),
+        ("storage:lying", "law_a_read_exists_if_and_only_if_it_hits"),
     ],
 )
 def test_the_command_tells_what_is_broken_in_a_policy_or_a_store(

@@ -35,7 +35,7 @@ AREAS = (
     Area("compose", ("core/prefixloom/compose",), 90, 5),
     Area("engine", ("engine",), 90, 8),
     Area("plugins", ("plugins",), 90, 3),
-    Area("testing", ("core/prefixloom/testing",), 90, 2),
+    Area("testing", ("core/prefixloom/testing", "core/prefixloom/script"), 90, 2),
 )
 """The first whose path fits is a file's area. What has none (the commands) is in no sample."""
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .kit.truth import Truth
     from .laws.admission import AdmissionCase
     from .laws.policies import PolicyCase
-    from .laws.storage import BackendCase, check_backend, parametrize_with_checks
+    from .laws.storage import BackendCase
     from .oracle.writer import Pit
     from .pytest_plugin import parametrize_with_laws
 
@@ -50,10 +50,8 @@ __all__ = [
     "Truth",
     "Verdict",
     "Wasteful",
-    "check_backend",
     "check_component",
     "check_law",
-    "parametrize_with_checks",
     "parametrize_with_laws",
     "play",
     "report_on",
@@ -65,7 +63,7 @@ HOMES = {
     "kit.truth": ("Truth",),
     "laws.admission": ("AdmissionCase",),
     "laws.policies": ("PolicyCase",),
-    "laws.storage": ("BackendCase", "check_backend", "parametrize_with_checks"),
+    "laws.storage": ("BackendCase",),
     "oracle.writer": ("Pit",),
     "pytest_plugin": ("parametrize_with_laws",),
 }

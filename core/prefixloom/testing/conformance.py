@@ -66,8 +66,9 @@ def clauses(law: Law) -> tuple[str, ...]:
 
 
 def statement(law: Law) -> str:
-    """Return a law's statement in words."""
-    return " ".join((law.__doc__ or "").partition("Clauses:")[0].split())
+    """Return a law's statement in words: those of its docstring, or of its name."""
+    said = " ".join((law.__doc__ or "").partition("Clauses:")[0].split())
+    return said or name_of(law).removeprefix("law_").replace("_", " ")
 
 
 def name_of(law: Law) -> str:
@@ -99,6 +100,12 @@ def check_law(law: Law, case: ComponentCase) -> None:
         sentence = error.sentence
     except PrefixloomError as error:
         sentence = " ".join(str(error).split())
+    except AssertionError as error:
+        sentence = " ".join(str(error).split()) or "its assertion does not hold"
+    except Exception as error:
+        if isinstance(case, ComponentCase):
+            raise
+        sentence = f"{type(error).__name__}: {' '.join(str(error).split())}"
     again = f"from prefixloom.testing import {name}\n\n# case: the ComponentCase of your test ({case})\n{name}(case)"
     raise LawBroken(sentence, script or again, name, clauses(law))
 
@@ -148,21 +155,27 @@ def verdict(law: Law, case: ComponentCase) -> Verdict:
     return Verdict(name, cited, "holds", said)
 
 
-def report_on(
-    case: ComponentCase, laws: Iterable[Law] | None = None, ended: Callable[[Verdict], object] = id
-) -> Report:
-    """Check a component against these laws, or all, and report every result. ``ended`` is called as each law ends.
+def report_on(case: Any, laws: Iterable[Law] | None = None, ended: Callable[[Verdict], object] = id) -> Report:
+    """Check a component, store or policy against these laws, or all, and report every result.
 
-    What cannot be served at all is judged no further.
+    ``ended`` is called as each law ends. What cannot be served at all is judged no further.
     """
-    case.component()  # a component that cannot be made is refused before any law runs
+    if isinstance(case, ComponentCase):
+        case.component()  # a component that cannot be made is refused before any law runs
     verdicts: list[Verdict] = []
-    for law in LAWS if laws is None else laws:
+    for law in laws_of(case) if laws is None else laws:
         verdicts.append(verdict(law, case))
         ended(verdicts[-1])
         if verdicts[-1].status == "broken" and (law in FIRST or verdicts[-1].law != name_of(law)):
             break
-    return Report(str(case), tuple(verdicts), tuple(untested(case)), case.believed)
+    told = untested(case) if isinstance(case, ComponentCase) else case.untested
+    return Report(str(case), tuple(verdicts), tuple(told), getattr(case, "believed", ()))
+
+
+def laws_of(case: Any) -> Iterable[Law]:
+    """Return the laws of a case: those of components, unless it has its own."""
+    laws: Iterable[Law] = getattr(case, "laws", LAWS)
+    return laws
 
 
 def untested(case: ComponentCase) -> list[str]:
@@ -196,13 +209,11 @@ def check_component(
     ``ComponentCase``.
     """
     case = make if isinstance(make, ComponentCase) else ComponentCase(make, truth or Truth(), **options)
-    case.component()  # a component that cannot be made is refused before any law runs
-    verdicts = []
-    for law in LAWS if laws is None else laws:
-        found = verdict(law, case)
+
+    def ended(found: Verdict) -> None:
         if found.status == "broken":
             raise LawBroken(found.told, found.script, found.law, found.clauses)
         if found.status == "wasteful":
-            warnings.warn(f"{case}: {found.told}", stacklevel=2)
-        verdicts.append(found)
-    return Report(str(case), tuple(verdicts), tuple(untested(case)), case.believed)
+            warnings.warn(f"{case}: {found.told}", stacklevel=4)
+
+    return report_on(case, laws, ended)

@@ -29,9 +29,9 @@ def parametrize_with_laws(*cases: ComponentCase) -> Callable[[Callable[..., None
 
 
 def _pairs(cases: Iterable[ComponentCase]) -> tuple[tuple[str, str], list[tuple[Any, Any]], list[str]]:
-    from .conformance import LAWS, name_of
+    from .conformance import laws_of, name_of
 
-    pairs = [(case, _Judged(law)) for case in cases for law in getattr(case, "laws", LAWS)]
+    pairs = [(case, _Judged(law)) for case in cases for law in laws_of(case)]
     return ("case", "law"), pairs, [f"{case}-{name_of(law._law)}" for case, law in pairs]
 
 

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 from ..errors import CompositionError
-from .kit.case import LawBroken, NotApplicable, Wasteful
 
 KINDS = ("storage", "policy", "admission")
 """The prefixes of what can be tested besides components."""
@@ -40,8 +39,9 @@ def report_on_installed(
     case: Any = (PolicyCase if kind == "policy" else AdmissionCase).installed(rest)
     case.seed = seed
     case.policy()  # a policy that cannot be made is refused before any law runs
-    untested = "whether its order is a good one" if kind == "policy" else "whether what it keeps is worth keeping"
-    return report_on_laws(case, case.laws, (f"{untested}: how many tokens hit with it",), ended)
+    from .conformance import report_on
+
+    return report_on(case, ended=ended)
 
 
 def component_report(name: str, options: dict[str, Any], seed: int, believe: bool, ended: Ended) -> Any:
@@ -58,46 +58,8 @@ def component_report(name: str, options: dict[str, Any], seed: int, believe: boo
 def storage_report(name: str, options: dict[str, Any], ended: Ended) -> Any:
     """Report on a store. A store that takes a folder gets its own each time, and is reopened there."""
     from ..compose.registry import default_registry
-    from .laws.storage import CHECKS, installed_case
+    from .conformance import report_on
+    from .laws.storage import installed_case
 
     with installed_case(default_registry().storage(name), options) as case:
-        lacking = sorted({case.lacks(check) for check in CHECKS} - {""})
-        unsaid = tuple(f"{what}: say how in a BackendCase" for what in lacking)
-        return report_on_laws(case, CHECKS, unsaid, ended, case.lacks)
-
-
-def report_on_laws(
-    case: Any,
-    laws: tuple[Any, ...],
-    untested: tuple[str, ...],
-    ended: Ended,
-    lacks: Callable[[Any], str] | None = None,
-) -> Any:
-    """Check every law and report the results. ``lacks`` says why a law does not apply."""
-    from .conformance import Report, Verdict, clauses, name_of, statement
-
-    verdicts = []
-    for law in laws:
-        missing = lacks(law) if lacks is not None else ""
-        status, told = ("not applicable", missing) if missing else outcome(law, case)
-        said = statement(law) or name_of(law).removeprefix("check_").replace("_", " ")
-        verdicts.append(Verdict(name_of(law), clauses(law), status, said, told))  # type: ignore[arg-type]
-        ended(verdicts[-1])
-    return Report(str(getattr(case, "name", case)), tuple(verdicts), untested)
-
-
-def outcome(law: Any, case: Any) -> tuple[str, str]:
-    """Check one law; return (status, explanation). Every error counts as a mistake of what is tested."""
-    try:
-        law(case)
-    except NotApplicable as reason:
-        return "not applicable", str(reason)
-    except Wasteful as cost:
-        return "wasteful", str(cost)
-    except LawBroken as error:
-        return "broken", error.sentence
-    except AssertionError as error:
-        return "broken", " ".join(str(error).split()) or "its assertion does not hold"
-    except Exception as error:
-        return "broken", f"{type(error).__name__}: {' '.join(str(error).split())}"
-    return "holds", ""
+        return report_on(case, ended=ended)

@@ -1,12 +1,10 @@
-"""A storage backend under test: the case, its laws, and what runs them. No backend is known here.
+"""A storage backend under test: the case and its laws. No backend is known here.
 
-    from prefixloom.testing import BackendCase, parametrize_with_checks
+from prefixloom.testing import BackendCase, parametrize_with_laws
 
-    @parametrize_with_checks([BackendCase("mine", lambda capacity: MyBackend(capacity))])
-    def test_conformance(case, check):
-        check(case)
-
-Without pytest: ``check_backend(case)``. Pytest is imported by the decorator only.
+@parametrize_with_laws(BackendCase("mine", lambda capacity: MyBackend(capacity)))
+def test_conformance(case, law):
+    law(case)
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ import hashlib
 import inspect
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,8 +23,8 @@ import attrs
 from ...errors import CompositionError
 from ...storage import Backend, BackendType, Fingerprint, Key, Miss, Record, Refused, Status, Stored
 from ...storage import opened as open_backend
+from ..kit.case import NotApplicable
 
-Check = Callable[["BackendCase"], None]
 MIB = 1 << 20
 
 
@@ -50,12 +48,23 @@ class BackendCase:
     damage: Callable[[Backend, Any, int, int], None] | None = None
     small: int = MIB
 
-    def lacks(self, check: Check) -> str:
-        """Return why a law does not apply to this case; "" if it does."""
-        for need in NEEDS.get(check, ()):
-            if not getattr(self, need):
-                return f"{self.name} has no {need}"
-        return ""
+    @property
+    def laws(self) -> tuple[Callable[[BackendCase], None], ...]:
+        return tuple(law for name, law in globals().items() if name.startswith("law_"))
+
+    @property
+    def untested(self) -> tuple[str, ...]:
+        """What no law tests, because the case does not say how."""
+        lacking = [what for what in ("damage", "reopen", "small") if not getattr(self, what)]
+        return tuple(f"{self.name} has no {what}: say how in a BackendCase" for what in lacking)
+
+    def needs(self, what: str) -> None:
+        """Leave a law that needs what this case does not say."""
+        if not getattr(self, what):
+            raise NotApplicable(f"{self.name} has no {what}")
+
+    def __str__(self) -> str:
+        return self.name
 
 
 ONE = Fingerprint("toy", "bfloat16", 16, "kv", "1", shapes={"kv": (2, 64)}, shards={"tensor": (0, 2)})
@@ -110,7 +119,7 @@ def missed(found: Record | Miss, reason: str) -> None:
 # ---------------------------------------------------------------- reading and writing
 
 
-def check_what_was_put_comes_back_bitwise(case: BackendCase) -> None:
+def law_what_was_put_comes_back_bitwise(case: BackendCase) -> None:
     sizes = (1, 2, 255, 256, 257, 4095, 4096, 4097, 70_000, 524_288)
     records = [record_of(i, size) for i, size in enumerate(sizes)]
     state = Record(key_of("state"), "é" * 31 + "!", 4096, 4096, "page_first/2", memoryview(content("state", 999)))
@@ -120,7 +129,7 @@ def check_what_was_put_comes_back_bitwise(case: BackendCase) -> None:
             same(found, record)
 
 
-def check_answers_stand_in_the_order_of_what_was_asked(case: BackendCase) -> None:
+def law_answers_stand_in_the_order_of_what_was_asked(case: BackendCase) -> None:
     records = [record_of(i, 100 + i) for i in range(8)]
     order = (5, 0, 7, 5, 3, 3)
     with opened(case) as backend:
@@ -132,13 +141,13 @@ def check_answers_stand_in_the_order_of_what_was_asked(case: BackendCase) -> Non
             same(found, records[i])
 
 
-def check_nothing_asked_is_nothing_answered(case: BackendCase) -> None:
+def law_nothing_asked_is_nothing_answered(case: BackendCase) -> None:
     with opened(case) as backend:
         assert (backend.get([]), backend.get([], []), backend.put([])) == ((), (), ())
         assert backend.exists([]) == ()
 
 
-def check_an_absent_key_is_a_miss(case: BackendCase) -> None:
+def law_an_absent_key_is_a_miss(case: BackendCase) -> None:
     with opened(case) as backend:
         missed(backend.get([key_of(1)])[0], "absent")
         stored(backend, record_of(1))
@@ -149,7 +158,7 @@ def check_an_absent_key_is_a_miss(case: BackendCase) -> None:
         missed(backend.get([Key(bytes(near), ONE)])[0], "absent")
 
 
-def check_a_read_into_a_buffer_fills_its_beginning_and_nothing_else(case: BackendCase) -> None:
+def law_a_read_into_a_buffer_fills_its_beginning_and_nothing_else(case: BackendCase) -> None:
     records = [record_of(i, size) for i, size in enumerate((1, 700, 4096))]
     buffers = [bytearray(b"\xee" * 5000) for _ in records]
     with opened(case) as backend:
@@ -164,7 +173,7 @@ def check_a_read_into_a_buffer_fills_its_beginning_and_nothing_else(case: Backen
         same(backend.get([records[1].key])[0], records[1])
 
 
-def check_a_buffer_that_is_too_small_is_a_miss_and_stays_within_bounds(case: BackendCase) -> None:
+def law_a_buffer_that_is_too_small_is_a_miss_and_stays_within_bounds(case: BackendCase) -> None:
     whole = bytearray(b"\xee" * 1000)
     with opened(case) as backend:
         stored(backend, record_of(1, 700))
@@ -173,7 +182,7 @@ def check_a_buffer_that_is_too_small_is_a_miss_and_stays_within_bounds(case: Bac
         same(backend.get([key_of(1)], [memoryview(whole)[:700]])[0], record_of(1, 700))
 
 
-def check_a_payload_is_not_looked_at_after_the_put(case: BackendCase) -> None:
+def law_a_payload_is_not_looked_at_after_the_put(case: BackendCase) -> None:
     source = bytearray(content("source", 900))
     record = Record(key_of(1), "kv", 0, 16, "layer_first", memoryview(source))
     with opened(case) as backend:
@@ -184,7 +193,7 @@ def check_a_payload_is_not_looked_at_after_the_put(case: BackendCase) -> None:
         assert isinstance(found, Record) and bytes(found.payload) == before, "the store kept the caller's buffer"
 
 
-def check_what_was_read_does_not_change_afterwards(case: BackendCase) -> None:
+def law_what_was_read_does_not_change_afterwards(case: BackendCase) -> None:
     with opened(case, case.small) as backend:
         stored(backend, record_of(1))
         found = backend.get([key_of(1)])[0]
@@ -194,7 +203,7 @@ def check_what_was_read_does_not_change_afterwards(case: BackendCase) -> None:
     same(found, record_of(1))
 
 
-def check_content_that_changed_before_the_put_never_comes_back(case: BackendCase) -> None:
+def law_content_that_changed_before_the_put_never_comes_back(case: BackendCase) -> None:
     source = bytearray(content("source", 900))
     record = Record(key_of(1), "kv", 0, 16, "layer_first", memoryview(source))
     source[450] ^= 1
@@ -203,7 +212,7 @@ def check_content_that_changed_before_the_put_never_comes_back(case: BackendCase
         assert isinstance(backend.get([record.key])[0], Miss), "the checksum is not what the payload came to"
 
 
-def check_a_key_is_written_once(case: BackendCase) -> None:
+def law_a_key_is_written_once(case: BackendCase) -> None:
     other = Record(key_of(1), "kv", 16, 32, "layer_first", memoryview(content("other", 300)))
     with opened(case) as backend:
         stored(backend, record_of(1))
@@ -214,7 +223,7 @@ def check_a_key_is_written_once(case: BackendCase) -> None:
         assert backend.put([record_of(2), record_of(2)]) == (Stored(key_of(2)), Stored(key_of(2), fresh=False))
 
 
-def check_a_read_exists_if_and_only_if_it_hits(case: BackendCase) -> None:
+def law_a_read_exists_if_and_only_if_it_hits(case: BackendCase) -> None:
     with opened(case, case.small) as backend:
         for i in range(300):
             backend.put([record_of(i, 4096)])
@@ -225,7 +234,7 @@ def check_a_read_exists_if_and_only_if_it_hits(case: BackendCase) -> None:
 # ---------------------------------------------------------------- fingerprints
 
 
-def check_another_fingerprint_finds_nothing_and_is_told_why(case: BackendCase) -> None:
+def law_another_fingerprint_finds_nothing_and_is_told_why(case: BackendCase) -> None:
     changes: dict[str, Any] = {
         "model": "other", "weights": "v2", "dtype": "float16", "page_size": 32, "plugin": "kv2", "plugin_version": "2",
         "layout": "page_first", "shapes": {"kv": (2, 128)}, "layers": (1, 2), "shards": {"tensor": (1, 2)}, "format": 2,
@@ -245,7 +254,7 @@ def told(found: Record | Miss, fact: str) -> None:
     assert isinstance(found, Miss) and found.detail.startswith(f"{fact} is "), f"it does not name {fact}: {found}"
 
 
-def check_two_fingerprints_share_a_store_without_meeting(case: BackendCase) -> None:
+def law_two_fingerprints_share_a_store_without_meeting(case: BackendCase) -> None:
     other = attrs.evolve(ONE, dtype="float16")
     theirs = Record(key_of(1, other), "kv", 16, 32, "layer_first", memoryview(content("x", 800)))
     with opened(case) as backend:
@@ -257,7 +266,8 @@ def check_two_fingerprints_share_a_store_without_meeting(case: BackendCase) -> N
 # ---------------------------------------------------------------- room
 
 
-def check_a_store_never_takes_more_than_its_capacity(case: BackendCase) -> None:
+def law_a_store_never_takes_more_than_its_capacity(case: BackendCase) -> None:
+    case.needs("small")
     with opened(case, case.small) as backend:
         capacity = backend.status().capacity
         assert capacity is not None and capacity <= case.small
@@ -272,7 +282,8 @@ def check_a_store_never_takes_more_than_its_capacity(case: BackendCase) -> None:
         assert sum(backend.exists([key_of(i) for i in range(600)])) == status.records
 
 
-def check_what_is_larger_than_the_store_is_refused_and_costs_nothing(case: BackendCase) -> None:
+def law_what_is_larger_than_the_store_is_refused_and_costs_nothing(case: BackendCase) -> None:
+    case.needs("small")
     with opened(case, case.small) as backend:
         stored(backend, record_of(1))
         large = record_of(2, 2 * case.small)
@@ -286,7 +297,7 @@ def check_what_is_larger_than_the_store_is_refused_and_costs_nothing(case: Backe
 # ---------------------------------------------------------------- counting, closing, threads
 
 
-def check_every_answer_is_counted_once(case: BackendCase) -> None:
+def law_every_answer_is_counted_once(case: BackendCase) -> None:
     with opened(case) as backend:
         status = backend.status()
         assert status == Status(0 if case.small else None, status.used, status.capacity)
@@ -300,7 +311,7 @@ def check_every_answer_is_counted_once(case: BackendCase) -> None:
         assert (status.misses, status.refused) == ({"absent": 1, "size": 1}, {}), status
 
 
-def check_a_closed_store_answers(case: BackendCase) -> None:
+def law_a_closed_store_answers(case: BackendCase) -> None:
     with opened(case) as backend:
         stored(backend, record_of(1))
         backend.close()
@@ -312,7 +323,7 @@ def check_a_closed_store_answers(case: BackendCase) -> None:
         assert backend.status().misses == {"closed": 1}
 
 
-def check_threads_at_once_get_what_they_asked_for(case: BackendCase) -> None:
+def law_threads_at_once_get_what_they_asked_for(case: BackendCase) -> None:
     wrong: list[str] = []
 
     def work(backend: Backend, mine: int) -> None:
@@ -341,7 +352,8 @@ def check_threads_at_once_get_what_they_asked_for(case: BackendCase) -> None:
 # ---------------------------------------------------------------- lasting, and damage
 
 
-def check_what_was_stored_is_there_after_reopening(case: BackendCase) -> None:
+def law_what_was_stored_is_there_after_reopening(case: BackendCase) -> None:
+    case.needs("reopen")
     assert case.reopen is not None
     records = [record_of(i, (1 + 37 * i, 32_767 + i, 70_000)[i % 3]) for i in range(40)]
     backend = case.open(ROOMY)
@@ -356,7 +368,8 @@ def check_what_was_stored_is_there_after_reopening(case: BackendCase) -> None:
         backend.close()
 
 
-def check_what_was_stored_is_there_after_the_process_died(case: BackendCase) -> None:
+def law_what_was_stored_is_there_after_the_process_died(case: BackendCase) -> None:
+    case.needs("reopen")
     assert case.reopen is not None
     backend = case.open(ROOMY)
     for i in range(10):
@@ -369,7 +382,8 @@ def check_what_was_stored_is_there_after_the_process_died(case: BackendCase) -> 
         backend.close()
 
 
-def check_a_reopened_store_says_that_the_fingerprint_is_another(case: BackendCase) -> None:
+def law_a_reopened_store_says_that_the_fingerprint_is_another(case: BackendCase) -> None:
+    case.needs("reopen")
     assert case.reopen is not None
     backend = case.open(ROOMY)
     stored(backend, record_of(1))
@@ -381,7 +395,8 @@ def check_a_reopened_store_says_that_the_fingerprint_is_another(case: BackendCas
         backend.close()
 
 
-def check_damage_is_a_counted_miss(case: BackendCase) -> None:
+def law_damage_is_a_counted_miss(case: BackendCase) -> None:
+    case.needs("damage")
     assert case.damage is not None
     spots = [(at, mask) for at in (0, 1, 350, 698, 699) for mask in (0x01, 0x80)]
     with opened(case) as backend:
@@ -393,20 +408,6 @@ def check_damage_is_a_counted_miss(case: BackendCase) -> None:
             stored(backend, record_of(i))
             same(backend.get([key_of(i)])[0], record_of(i))
         assert backend.status().misses == {"corrupt": len(spots), "absent": len(spots)}
-
-
-# ---------------------------------------------------------------- running the laws
-
-
-CHECKS: tuple[Check, ...] = tuple(law for name, law in globals().items() if name.startswith("check_"))
-NEEDS: Mapping[Check, tuple[str, ...]] = {
-    check_what_was_stored_is_there_after_reopening: ("reopen",),
-    check_what_was_stored_is_there_after_the_process_died: ("reopen",),
-    check_a_reopened_store_says_that_the_fingerprint_is_another: ("reopen",),
-    check_damage_is_a_counted_miss: ("damage",),
-    check_a_store_never_takes_more_than_its_capacity: ("small",),
-    check_what_is_larger_than_the_store_is_refused_and_costs_nothing: ("small",),
-}
 
 
 @contextmanager
@@ -438,48 +439,3 @@ def installed_case(kind: BackendType, options: Mapping[str, Any]) -> Iterator[Ba
         yield BackendCase(
             kind.name, lambda capacity: at(tempfile.mkdtemp(dir=root), capacity), reopen if place else None
         )
-
-
-@attrs.frozen
-class BackendReport:
-    """The laws that passed, and those that were skipped with the reason."""
-
-    passed: tuple[str, ...]
-    skipped: Mapping[str, str]
-
-
-def check_backend(case: BackendCase, checks: Iterable[Check] = CHECKS) -> BackendReport:
-    """Run every law that applies. The first broken law raises, with a note that names it."""
-    passed, skipped = [], {}
-    for check in checks:
-        lacking = case.lacks(check)
-        if lacking:
-            skipped[check.__name__] = lacking
-            continue
-        try:
-            check(case)
-        except Exception as error:
-            error.add_note(f"law {check.__name__} of backend {case.name}") if hasattr(error, "add_note") else None
-            raise
-        passed.append(check.__name__)
-    return BackendReport(tuple(passed), skipped)
-
-
-def parametrize_with_checks(cases: Iterable[BackendCase], expected_failures: Mapping[str, str] | None = None) -> Any:
-    """Return a decorator for a test that takes (case, check). ``expected_failures``: a reason for each law's name."""
-    import pytest
-
-    expected = dict(expected_failures or {})
-    unknown = set(expected) - {check.__name__ for check in CHECKS}
-    if unknown:
-        raise ValueError(f"no laws of these names: {', '.join(sorted(unknown))}")
-    out = []
-    for case in cases:
-        for check in CHECKS:
-            marks = []
-            if case.lacks(check):
-                marks.append(pytest.mark.skip(reason=case.lacks(check)))
-            if check.__name__ in expected:
-                marks.append(pytest.mark.xfail(reason=expected[check.__name__], strict=True))
-            out.append(pytest.param(case, check, id=f"{case.name}-{check.__name__[6:]}", marks=marks))
-    return pytest.mark.parametrize(("case", "check"), out)
