@@ -11,28 +11,27 @@ a running state its content.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from ...cache.cache import Cache
 from ...cache.match_plan import MatchPlan
 from ...cache.sequence import Sequence
-from ...device.flight import Flight, Work
+from ...device.flight import Work
 from ...device.pool import Pool
 from ...device.streams import Stream
 from ...insight import debug
 from ...insight.debug import Debug
 from ...operations.lease import Lease
 from ...operations.match import limit_of
-from ...operations.state import Core, Hold, Match, Running
+from ...operations.state import Hold
 from ...operations.step import Step
 from ...tiers import host_copies
 from ...tiers.host_copies import HostCopies
 from ...tiers.host_tier import LowerTier
-from ...tree.cells import Cells
 from ...tree.lane import Lane
-from ...tree.radix import Node, Root, Tree
+from ...tree.radix import Node, Root
 
 
 # ---------------------------------------------------------------- lanes and pools
@@ -46,16 +45,6 @@ def lane(cache: Cache, component: str) -> Lane:
     return cache.core.shape.lane(component)
 
 
-def all_lanes(cache: Cache) -> tuple[Cells, ...]:
-    """The lanes of the device, then those of the tier below it."""
-    return cache.core.shape.all_lanes
-
-
-def closed_lanes(cache: Cache) -> tuple[Any, ...]:
-    """The lanes whose reach is closed upward."""
-    return cache.core.shape.path_lanes
-
-
 def pools(cache: Cache) -> list[Pool]:
     """Every pool of the device lanes. A lane that stores states in another form has two."""
     return [pool for each in cache.core.shape.lanes for pool in each.pools]
@@ -67,23 +56,9 @@ def has_admission(cache: Cache) -> bool:
 
 
 # ---------------------------------------------------------------- the tree
-def tree(cache: Cache) -> Tree:
-    return cache.core.index.tree
-
-
 def roots(cache: Cache) -> dict[str, Root]:
     """The root of each namespace that is known; the dictionary is a copy."""
     return dict(cache.core.index.tree.roots)
-
-
-def root(cache: Cache, namespace: str = "") -> Root | None:
-    """The root of one namespace; None if the tree does not know it."""
-    return cache.core.index.tree.roots.get(namespace)
-
-
-def dropped_roots(cache: Cache) -> list[Any]:
-    """The roots of dropped namespaces, which stay until the leases that cover them end."""
-    return list(cache.core.index.dropped_roots)
 
 
 def nodes(cache: Cache, *, dropped: bool = False) -> Iterator[Any]:
@@ -116,11 +91,6 @@ def extra_numbers(cache: Cache) -> dict[int, Any]:
     return dict(cache.core.keys.meant)
 
 
-def epoch(cache: Cache) -> int:
-    """The number that tells whether a plan is stale."""
-    return cache.core.index.epoch
-
-
 def make_plans_stale(cache: Cache) -> None:
     """Advance the epoch, so that every plan made before is stale; this changes the cache."""
     cache.core.index.lose()
@@ -136,35 +106,10 @@ def prune(cache: Cache, node: Node) -> None:
     cache.core.index.prune(node)
 
 
-def prune_all(cache: Cache, emptied: Iterable[Node]) -> None:
-    """Unlink the nodes that hold nothing; this changes the tree."""
-    cache.core.index.prune_all(list(emptied))
-
-
 # ---------------------------------------------------------------- what is in flight
-def live_leases(cache: Cache) -> list[Running]:
-    """What the open sequences hold and cover."""
-    return list(cache.core.live)
-
-
-def flight(cache: Cache) -> Flight[Hold]:
-    """What knows the steps and copies that are in flight."""
-    return cache.core.flight
-
-
 def works_in_flight(cache: Cache) -> list[Work[Hold]]:
     """The steps and copies that have begun and are not known to be over, oldest first."""
     return cache.core.flight.works
-
-
-def flight_stamp(cache: Cache) -> int:
-    """The number of the newest step or copy."""
-    return int(cache.core.flight.stamp)
-
-
-def stream_of(cache: Cache, given: Any) -> Stream:
-    """The stream that the cache uses for what an engine passes as a stream."""
-    return cache.core.stream(given)
 
 
 def stream_errors(stream: Stream) -> list[BaseException]:
@@ -182,12 +127,6 @@ def page_table_tensors(cache: Cache) -> dict[str, list[Any]]:
 
 
 # ---------------------------------------------------------------- debug mode
-def checked_leases(cache: Cache) -> list[Hold]:
-    """The leases that debug mode checks after each operation; empty without debug mode."""
-    watcher = cache.core.watcher
-    return list(watcher.leases) if isinstance(watcher, Debug) else []
-
-
 def checks(cache: Cache) -> int | None:
     """How often debug mode has looked at everything; None without debug mode."""
     watcher = cache.core.watcher
@@ -271,22 +210,12 @@ def failing_copies() -> Iterator[None]:
         module.copy_between = before
 
 
-def copies_in_flight(cache: Cache) -> list[Any]:
-    """The tier's copies that are not known to be over."""
-    return tier(cache).copies.flying
-
-
 def remembered(cache: Cache) -> int:
     """How many cells the queues know, all components together."""
     return sum(len([*lane.queue.remembered]) for lane in cache.core.shape.all_lanes)
 
 
 # ---------------------------------------------------------------- leases and plans
-def lease_of(sequence: Sequence) -> Hold:
-    """The lease of a sequence: what it covers in the tree, and what the sequence holds."""
-    return sequence.running
-
-
 def _hold(of: Lease | Hold | Sequence) -> Hold:
     return of.running if isinstance(of, Sequence) else of
 
@@ -294,11 +223,6 @@ def _hold(of: Lease | Hold | Sequence) -> Hold:
 def anchor(of: Lease | Hold | Sequence) -> Any:
     """The node at which a lease, or a sequence's lease, is anchored."""
     return _hold(of).node
-
-
-def lease_records(of: Lease | Hold | Sequence) -> list[Any]:
-    """What a lease covers of each lane, by the lane's index."""
-    return list(_hold(of).covers)
 
 
 def fence(of: Lease | Hold | Sequence) -> int:
@@ -311,34 +235,15 @@ def longest_match(plan: MatchPlan) -> int:
     return limit_of(plan.core, plan.match)
 
 
-def plan_epoch(plan: MatchPlan) -> int:
-    """The cache's epoch when the plan was made."""
-    return plan.match.epoch
-
-
 # ---------------------------------------------------------------- sequences and steps
-def core_of(sequence: Sequence) -> Core:
-    return sequence.core
-
-
 def step_of(sequences: list[Sequence]) -> Step:
     """A target step over some sequences, as their cache makes it. For a caller that has no cache at hand."""
     return Cache(sequences[0].core, tuple).step(sequences)
 
 
-def holdings(sequence: Sequence) -> list[tuple[Any, Any]]:
-    """(lane, holding) of every component, those with pages first; empty once the sequence holds nothing."""
-    return list(sequence.running.pairs)
-
-
 def holding(sequence: Sequence, component: str) -> Any:
     """What a sequence has of one component. ProtocolError: the sequence holds nothing any more."""
     return sequence.running.holding(component)[1]
-
-
-def page_holdings(sequence: Sequence) -> list[tuple[Any, Any]]:
-    """(lane, holding) of the components with pages."""
-    return list(sequence.running.paged)
 
 
 def state_holdings(sequence: Sequence) -> list[tuple[Any, Any]]:
@@ -359,31 +264,6 @@ def fills(sequence: Sequence) -> list[tuple[str, str, int]]:
 def unfilled(sequence: Sequence) -> set[str]:
     """The components whose running state has no content yet."""
     return {component for component, _, _ in fills(sequence)}
-
-
-def match_of(sequence: Sequence) -> Match:
-    """The match that a sequence was opened with."""
-    return sequence.running.match
-
-
-def highest_committed(sequence: Sequence) -> int:
-    """The most tokens that were ever committed, those that were taken back included."""
-    return max(sequence.committed, sequence.running.high)
-
-
-def reached_node(sequence: Sequence) -> Any:
-    """The deepest node that the sequence's key is known to reach; None if it is not known."""
-    return sequence.running.reached
-
-
-def key_between(sequence: Sequence, start: int, end: int) -> bytes:
-    """The tree's key of the tokens [start, end)."""
-    return bytes(sequence.running.names.key_between(start, end))
-
-
-def open_steps(sequence: Sequence) -> int:
-    """How many steps that the sequence is in have not ended."""
-    return len(sequence.running.steps)
 
 
 def needs_a_step(sequence: Sequence) -> bool:

@@ -6,13 +6,14 @@ A test can have it raise in one hook, or listen in all hooks.
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Callable, Collection
 from typing import Any
 
 from ...compose.binding import bind
 from ...contract.composition import Hooks
-from ...contract.hookspecs import HOT_HOOKS, hookimpl
+from ...contract.hookspecs import HOT_HOOKS, ComponentSpecs, hookimpl
 from ...contract.values import Op
 from .answers import Call, shown
 from .machines import Machine, on_machine
@@ -99,38 +100,6 @@ class Spy:
         return validator
 
     @hookimpl
-    def finalize_match_result(self, walk: Any) -> Any:
-        return self._call("finalize_match_result", walk)
-
-    @hookimpl
-    def commit_insert(self, walk: Any) -> Any:
-        return self._call("commit_insert", walk)
-
-    @hookimpl
-    def redistribute_on_node_split(self, parent: Any, child: Any) -> Any:
-        return self._call("redistribute_on_node_split", parent, child)
-
-    @hookimpl
-    def acquire_component_lock(self, anchor: Any, tier: Any) -> Any:
-        return self._call("acquire_component_lock", anchor, tier)
-
-    @hookimpl
-    def release_component_lock(self, receipt: Any) -> Any:
-        return self._call("release_component_lock", receipt)
-
-    @hookimpl
-    def evict_component(self, node: Any, tier: Any) -> Any:
-        return self._call("evict_component", node, tier)
-
-    @hookimpl
-    def build_hicache_transfers(self, plan: Any, phase: Any) -> Any:
-        return self._call("build_hicache_transfers", plan, phase)
-
-    @hookimpl
-    def commit_hicache_transfer(self, plan: Any, phase: Any, outcome: Any) -> Any:
-        return self._call("commit_hicache_transfer", plan, phase, outcome)
-
-    @hookimpl
     def deferred_forward_ops(self, batch: Any) -> Any:
         answer = self._call("deferred_forward_ops", batch)
         return (*(answer or ()), Op("kit", self.name)) if self._raising == "run_forward_op" else answer
@@ -138,10 +107,6 @@ class Spy:
     def stop_raising(self) -> None:
         """Raise no more; do only what the component does."""
         self._raising = "nothing"
-
-    @hookimpl
-    def run_forward_op(self, op: Any, stream: Any) -> None:
-        self._call("run_forward_op", op, stream)
 
     # ------------------------------------------------------------ watching
     def _report(self, topic: str, sentence: str) -> None:
@@ -216,3 +181,18 @@ class Spy:
         driving = threading.get_ident() == self._thread
         free = tuple(self._pool.free_ids()) if driving else None
         return free, None if driving and self.has_stream else self.memory.snapshot()
+
+
+def _calling(hook: str) -> Any:
+    """Return the implementation of a hook that only calls the component's."""
+
+    def implementation(self: Spy, *args: Any) -> Any:
+        return self._call(hook, *args)
+
+    implementation.__signature__ = inspect.signature(getattr(ComponentSpecs, hook))  # type: ignore[attr-defined]
+    return hookimpl(implementation)
+
+
+for _hook in HOT_HOOKS:
+    if not hasattr(Spy, _hook):
+        setattr(Spy, _hook, _calling(_hook))
