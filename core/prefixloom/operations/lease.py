@@ -122,12 +122,7 @@ def ask_receipts(core: Core, namespace: str, boundary: int, extra: Iterable[Span
     ``extra`` are the extra keys there are, of which the plugins see what lies before the boundary.
     """
     view = AnchorView(namespace, boundary, clipped(extra, 0, boundary))
-    receipts: list[Receipt | None] = [*core.shape.no_records]
-    for lane in core.shape.lanes:
-        hook = lane.hooks.acquire_component_lock
-        if hook is not None:
-            receipts[lane.index] = core.plugins.ask(lane, "acquire_component_lock", Receipt, hook, view, "device")
-    return receipts
+    return [core.plugins.ask(lane, "acquire_component_lock", Receipt, view, "device") for lane in core.shape.lanes]
 
 
 def move_anchor(core: Core, hold: Hold, node: Node) -> None:
@@ -171,10 +166,10 @@ def release(core: Core, hold: Hold) -> None:
     for lane in core.shape.lanes:
         covered = covers[lane.index]
         if covered is not None:
-            hook, recent = lane.hooks.release_component_lock, True
-            if hook is not None:
+            recent = True
+            if lane.hooks.release_component_lock is not None:
                 receipt = receipts[lane.index] or Receipt()
-                touch = core.plugins.ask_softly(lane, "release_component_lock", Touch, hook, receipt)
+                touch = core.plugins.ask_softly(lane, "release_component_lock", Touch, receipt)
                 recent = touch is None or touch.positions is None or bool(touch.positions)
             lane.release(covered, recent)
     node = hold.node

@@ -170,8 +170,7 @@ def claims_at(core: Core, match: Match, boundary: int) -> tuple[Claim | None, ..
     view = WalkView(match.namespace, boundary, match.count, match.walked, extra=match.extra)
     claims: list[Claim | None] = []
     for lane in core.shape.lanes:
-        hook = lane.hooks.finalize_match_result
-        claim = None if hook is None else core.plugins.ask(lane, "finalize_match_result", Claim, hook, view)
+        claim = core.plugins.ask(lane, "finalize_match_result", Claim, view)
         claims.append(claim)
         if claim is None:
             continue

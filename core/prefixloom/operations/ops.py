@@ -173,8 +173,7 @@ def plugin_ops(core: Core, sequences: Many[Running]) -> list[PluginOp]:
     """Return the ops that plugins have claimed for ``sequences``, and those that they add to a step over these."""
     found: list[PluginOp] = [(running, op) for running in sequences for op in running.claimed_ops]
     for lane in core.shape.lanes if "deferred_forward_ops" in core.shape.hooks else ():
-        hook = lane.hooks.deferred_forward_ops
-        if hook is not None:
+        if lane.hooks.deferred_forward_ops is not None:
             batch = tuple(
                 WalkView(
                     each.namespace, each.committed, each.names.count, each.reserved, each.published,
@@ -182,7 +181,7 @@ def plugin_ops(core: Core, sequences: Many[Running]) -> list[PluginOp]:
                 )
                 for each in sequences
             )  # fmt: skip
-            more = core.plugins.ask(lane, "deferred_forward_ops", tuple, hook, batch) or ()
+            more = core.plugins.ask(lane, "deferred_forward_ops", tuple, batch) or ()
             for op in core.plugins.check_ops(lane, "deferred_forward_ops", more, len(batch)):
                 found.append((None if op.sequence is None else sequences[op.sequence], op))
     return found

@@ -17,6 +17,7 @@ from ..errors import PluginError, PrefixloomError
 
 if TYPE_CHECKING:
     from ..contract.admission import StateView
+    from ..contract.composition import Hooks
     from ..tree.lane import Lane
 
 log = logging.getLogger("prefixloom")
@@ -51,10 +52,12 @@ def _shown(error: object) -> str:
 
 
 class Asked(Protocol):
-    """The owner of a hook: a component's lane, or a tier."""
+    """The owner of hooks: a component or its lane, or a tier."""
 
     @property
     def name(self) -> str: ...
+    @property
+    def hooks(self) -> Hooks: ...
 
 
 class PluginCalls:
@@ -72,21 +75,20 @@ class PluginCalls:
         except Exception as error:
             raise PluginError(f"component {name!r}: {hook} raised {_shown(error)}, and its operation failed") from error
 
-    def ask(self, asked: Asked, hook: str, kind: type[T], function: Callable[..., Any], *args: Any) -> T | None:
-        """Call a hook, and check that the answer is of ``kind`` or None."""
+    def ask(self, asked: Asked, hook: str, kind: type[T], *args: Any) -> T | None:
+        """Call a hook if it is overridden, and check that the answer is of ``kind`` or None."""
+        function = getattr(asked.hooks, hook)
+        if function is None:
+            return None
         answer = self.call(asked.name, hook, function, *args)
         if answer is not None and not isinstance(answer, kind):
             raise self.bad_answer(asked.name, hook, f"{kind.__name__} or None", answer)
         return answer
 
-    def ask_softly(
-        self, asked: Asked, hook: str, kind: type[T], function: Callable[..., Any] | None, *args: Any
-    ) -> T | None:
+    def ask_softly(self, asked: Asked, hook: str, kind: type[T], *args: Any) -> T | None:
         """Call a hook on which serving must not depend: an error is counted and logged, and the default holds."""
-        if function is None:
-            return None
         try:
-            return self.ask(asked, hook, kind, function, *args)
+            return self.ask(asked, hook, kind, *args)
         except PrefixloomError as error:
             self.go_on_without(error)
             return None

@@ -77,9 +77,8 @@ def split(core: Core, node: Node, boundary: int) -> Node:
 
 def _drops_on_split(core: Core, lane: Lane, node: Node, boundary: int) -> bool:
     """Whether a boundary component drops its state on a split; asked first. What a lease covers is not dropped."""
-    hook = lane.hooks.redistribute_on_node_split
     cell = lane.cell(node)
-    if hook is None or cell is None:
+    if lane.hooks.redistribute_on_node_split is None or cell is None:
         return False
     start, end, is_state = node.start, node.end, lane.unit == "boundary"
     pages = 0
@@ -90,7 +89,7 @@ def _drops_on_split(core: Core, lane: Lane, node: Node, boundary: int) -> bool:
         NodeView(start, boundary, pages, cell.locks, extra=clipped(extra, start, boundary)),
         NodeView(boundary, end, cell.pages - pages, cell.locks, extra=clipped(extra, boundary, end)),
     )
-    rule = core.plugins.ask_softly(lane, "redistribute_on_node_split", SplitRule, hook, *views)
+    rule = core.plugins.ask_softly(lane, "redistribute_on_node_split", SplitRule, *views)
     return rule is not None and rule.keep == "drop" and is_state and not cell.locks
 
 
@@ -294,11 +293,11 @@ def _is_refused(core: Core, running: Running, lane: Lane, upto: int, end: int, k
     Pages are never refused. Where a plugin wants to keep some only, ``kept`` gets these and what ``upto`` needs.
     """
     names, holding, at_branch = running.names, running.held[lane.index], upto == running.branch
-    keep, hook = None, lane.hooks.commit_insert
-    if hook is not None:
+    keep = None
+    if lane.hooks.commit_insert is not None:
         start, last = running.node.end, upto == end
         view = WalkView(running.namespace, upto, names.count, upto, start, at_branch, last, names.extra)
-        claim = core.plugins.ask_softly(lane, "commit_insert", Claim, hook, view)
+        claim = core.plugins.ask_softly(lane, "commit_insert", Claim, view)
         keep = None if claim is None else claim.keep
     if not isinstance(lane, StateLane):
         if keep is None:

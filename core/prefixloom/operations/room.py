@@ -231,7 +231,7 @@ def _held_back(core: Core, lane: Lane, asked: list[Any]) -> set[Any]:
         )
         for cell in asked
     )  # fmt: skip
-    claim = core.plugins.ask_softly(lane, "evict_component", Claim, lane.hooks.evict_component, views, "device")
+    claim = core.plugins.ask_softly(lane, "evict_component", Claim, views, "device")
     staying: set[Any] = set()
     for index in (claim.keep or ()) if claim is not None else ():
         if not isinstance(index, int) or not 0 <= index < len(asked):

@@ -35,8 +35,7 @@ def proposed(core: Core, tier: TierPart, plan: TransferPlan) -> dict[str, tuple[
     everything = {lane.name for lane in core.shape.lanes}
     for who in _plugins(core, tier):
         names = everything if who is tier else {who.name}
-        hook = who.hooks.build_hicache_transfers
-        for more in core.plugins.ask_softly(who, "build_hicache_transfers", tuple, hook, plan, plan.phase) or ():
+        for more in core.plugins.ask_softly(who, "build_hicache_transfers", tuple, plan, plan.phase) or ():
             if (
                 not isinstance(more, Transfer)
                 or more.component not in names
@@ -53,8 +52,7 @@ def proposed(core: Core, tier: TierPart, plan: TransferPlan) -> dict[str, tuple[
 def tell_outcome(core: Core, tier: TierPart, plan: TransferPlan, outcome: Outcome) -> None:
     """Call the plugins' hooks for the end of a plan."""
     for who in _plugins(core, tier):
-        hook = who.hooks.commit_hicache_transfer
-        core.plugins.ask_softly(who, "commit_hicache_transfer", Claim, hook, plan, plan.phase, outcome)
+        core.plugins.ask_softly(who, "commit_hicache_transfer", Claim, plan, plan.phase, outcome)
 
 
 def _plugins(core: Core, tier: TierPart) -> tuple[Part | TierPart, ...]:
