@@ -389,7 +389,7 @@ def test_a_validator_that_cannot_be_made_refuses_the_composition() -> None:
             return 5
 
     for kind in (Broken, Wrong):
-        with pytest.raises(CompositionError, match="component 'mine'.* create_match_validator"):
+        with pytest.raises(CompositionError, match=r"component 'mine'.* create_match_validator"):
             cache_of(part("mine", Path(), kind=kind))
 
 

@@ -128,7 +128,7 @@ def test_what_is_no_config_at_all_is_refused() -> None:
     ("change", "told"),
     [
         ({"num_hidden_layers": None}, "has no num_hidden_layers or n_layer"),
-        ({"num_hidden_layers": 0}, "num_hidden_layers must be a whole number of at least 1, got 0"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers must be a whole number from 1 to 1048576, got 0"),
         ({"hidden_size": "64"}, "hidden_size must be a whole number"),
         ({"num_attention_heads": True}, "num_attention_heads must be a whole number"),
         ({"torch_dtype": "float7"}, "torch_dtype='float7' is none of float64"),

@@ -42,17 +42,13 @@ def gather(profile: Profile, plugins: Iterable[object], registry: Registry) -> t
 
     Pages and capacities of both are not decided yet.
     """
-    if isinstance(plugins, str) or not isinstance(plugins, Iterable):
-        raise CompositionError(
-            f"plugins must be a list of component instances, got {plugins!r}. An installed one is named by a Profile: "
-            f'Profile([ComponentSpec("its name")])'
-        )
+    given = [plugins] if isinstance(plugins, str) or not isinstance(plugins, Iterable) else [*plugins]
     everything = [_made(spec, registry) for spec in profile.components]
-    for plugin in plugins:
-        if isinstance(plugin, str):
+    for plugin in given:
+        if plugin is plugins or isinstance(plugin, str):
             raise CompositionError(
-                f"plugins takes component instances, and {plugin!r} is a name. An installed one is named by a Profile: "
-                f"Profile([ComponentSpec({plugin!r})])"
+                f"plugins must be a list of component instances, got {plugin!r}. An installed one is named by a "
+                f'Profile: Profile([ComponentSpec("its name")])'
             )
         cls = plugin if isinstance(plugin, type) else type(plugin)
         everything.append(_part(plugin, f"passed to compose, class {cls.__module__}.{cls.__qualname__}"))
@@ -155,12 +151,12 @@ def _faults(part: Part) -> Iterator[str]:
 
 def paged(parts: Sequence[Part], asked: int | None) -> tuple[tuple[Part, ...], int]:
     """Return the parts with their pages, and the page of the tree: the least common multiple of all pages and grids."""
-    common = DEFAULT_PAGE if asked is None else _page_size(asked, "page_size")
+    common = DEFAULT_PAGE if asked is None else whole(asked, "page_size", high=MAX_PAGE, unit=" tokens")
     paged: list[Part] = []
     for part in parts:
         if part.unit == "page":
             own, group = part.manifest.page_size, part.manifest.tokens_per_slot
-            page = common if own is None else _page_size(own, f"{part}: page_size")
+            page = common if own is None else whole(own, f"{part}: page_size", high=MAX_PAGE, unit=" tokens")
             if page % group:
                 raise CompositionError(
                     f"{part}: one slot stands for {group} tokens and would straddle pages of {page}. Choose a "
@@ -180,12 +176,6 @@ def paged(parts: Sequence[Part], asked: int | None) -> tuple[tuple[Part, ...], i
             f"{MAX_TREE_PAGE} ({'; '.join(numbers)}). Choose sizes that divide each other"
         )
     return tuple(paged), tree_page
-
-
-def _page_size(value: object, what: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_PAGE:
-        raise CompositionError(f"{what} must be a whole number of tokens from 1 to {MAX_PAGE}, got {value!r}")
-    return value
 
 
 def rewind_depth(parts: Sequence[Part], asked: int) -> int:

@@ -23,7 +23,7 @@ from ..contract.admission import ADMISSIONS, AdmissionPolicy
 from ..contract.checks import of_type, whole
 from ..contract.composition import Composition, Part, TierPart
 from ..contract.manifest import LAYOUTS, Layout
-from ..contract.policy import BUILT_IN, EvictionPolicy, missing_methods
+from ..contract.policy import BUILT_IN, EvictionPolicy
 from ..contract.values import Profile
 from ..device.codecs import Coder
 from ..errors import CompositionError
@@ -201,9 +201,7 @@ def _eviction(policy: object, shares: object, registry: Registry) -> EvictionPol
     chosen = _chosen(policy, EvictionPolicy, BUILT_IN, registry.policy, "policy")
     for states in (False, True):
         with naming(f"eviction policy {chosen.name!r}", "cannot make a queue"):
-            queue = chosen.queue(states=states)
-            if missing := missing_methods(queue):
-                raise CompositionError(f"it makes {queue!r}, which has no {', '.join(missing)}")
+            chosen.queue(states=states)
     if shares is None:
         return chosen
     told = "shares are a mapping from owners to numbers above 0, got"

@@ -26,6 +26,7 @@ from ..contract.checks import whole
 from ..contract.manifest import DTYPE_BYTES
 from ..contract.values import LayerFacts, ModelFacts
 from ..errors import CompositionError
+from .binding import shown
 
 __all__ = ["GLOBAL", "load_config", "read_facts"]
 
@@ -202,7 +203,7 @@ def known_of(outer: Config, text: Config) -> Known:
         decoder = made.get_text_config(decoder=True)
         return attrs.evolve(found, text=decoder, cross=bool(getattr(made, "is_encoder_decoder", False)))
     except Exception as error:  # of a dozen types, from several libraries
-        return attrs.evolve(found, failed=" ".join(f"{type(error).__name__}: {error}".split()))
+        return attrs.evolve(found, failed=shown(error))
 
 
 def _can_be_set(kind: type, name: str) -> bool:
@@ -299,9 +300,7 @@ def _integer(config: Config, usual: str, default: int | None = None) -> int:
         value = config.get(name)
         if value is None:
             continue
-        if whole(value, f"{named(config)}: {name}") > MOST:
-            raise CompositionError(f"{named(config)}: {name} is {value}, and {MOST} is the most")
-        return int(value)
+        return whole(value, f"{named(config)}: {name}", high=MOST)
     if default is None:
         raise CompositionError(
             f"{named(config)} has no {' or '.join(names)}. Pass a complete config, or a Profile. Where transformers is "

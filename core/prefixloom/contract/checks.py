@@ -38,10 +38,14 @@ def typed(kind: type) -> Check:
     return lambda instance, field, value: of_type(value, kind, field.name)
 
 
-def whole(value: object, what: str, low: int = 1, unit: str = "", error: type[Exception] = CompositionError) -> int:
-    """Return ``value``, which must be a whole number of at least ``low``. ``what``: its name in the error."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < low:
-        raise error(f"{what} must be a whole number of at least {low}{unit}, got {value!r}")
+def whole(
+    value: object, what: str, low: int = 1, unit: str = "", error: type[Exception] = CompositionError,
+    high: int | None = None,
+) -> int:  # fmt: skip
+    """Return ``value``, which must be a whole number in these bounds. ``what``: its name in the error."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < low or (high is not None and value > high):
+        bounds = f"of at least {low}" if high is None else f"from {low} to {high}"
+        raise error(f"{what} must be a whole number {bounds}{unit}, got {value!r}")
     return value
 
 

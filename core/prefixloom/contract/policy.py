@@ -125,6 +125,10 @@ class WatchedQueue(ListQueue[Link]):
         self._clear_guests()
 
 
+METHODS = ("add", "add_first", "remove", "touch", "pop", "forget", "inherit")
+"""The methods that a queue must have."""
+
+
 @attrs.frozen
 class EvictionPolicy:
     """An order of eviction: ``make`` returns a queue, or ``key`` is a function of a ``Use`` (lowest evicted first).
@@ -141,13 +145,15 @@ class EvictionPolicy:
 
     def queue(self, *, states: bool = False) -> Queue:
         """Make the queue of one component. ``states``: its cells are states, of one slot each, and not pages."""
-        if states and self.make_states is not None:
-            return self.make_states()
-        if self.make is not None:
-            return self.make()
-        if self.key is None:
-            raise CompositionError("it has neither a key nor a queue")
-        return KeyedQueue(self.key)
+        make = self.make_states if states and self.make_states is not None else self.make
+        if make is None:
+            if self.key is None:
+                raise CompositionError("it has neither a key nor a queue")
+            make = partial(KeyedQueue, self.key)
+        queue = make()
+        if missing := [name for name in METHODS if not callable(getattr(queue, name, None))]:
+            raise CompositionError(f"it makes {queue!r}, which has no {', '.join(missing)}")
+        return queue
 
 
 BUILT_IN: dict[str, EvictionPolicy] = {
@@ -161,12 +167,6 @@ BUILT_IN: dict[str, EvictionPolicy] = {
 }
 
 
-def missing_methods(queue: object) -> list[str]:
-    """The methods that a queue must have and this one has not."""
-    needed = ("add", "add_first", "remove", "touch", "pop", "forget", "inherit")
-    return [name for name in needed if not callable(getattr(queue, name, None))]
-
-
 def serving(policy: EvictionPolicy, *, states: bool = False) -> Queue:
     """Make the queue of one component, of states or of pages. It keeps working even if a third-party policy fails."""
     if policy.shares is not None:
@@ -175,8 +175,6 @@ def serving(policy: EvictionPolicy, *, states: bool = False) -> Queue:
         return policy.queue()
     try:
         queue = policy.queue(states=states)
-        if missing := missing_methods(queue):
-            raise LookupError(f"it made {queue!r}, which has no {', '.join(missing)}")
     except Exception as error:
         log.warning("eviction policy %r makes no queue; going on by last use", policy.name, exc_info=error)
         queue = ListQueue()
