@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable
+from collections.abc import Sequence as Many
 from types import TracebackType
 from typing import Any
 
@@ -93,20 +94,27 @@ def acquire(core: Core, node: Node, namespace: str) -> Lease:
     receipts = core.shape.no_records
     if core.shape.has_lock_hooks:
         receipts = ask_receipts(core, namespace, node.end, core.keys.extra_in(path_key(node), 0))
-    covers = [*core.shape.no_records]
-    try:
-        for lane in core.shape.lanes:
-            covers[lane.index] = lane.acquire(node, receipts[lane.index])
-    except PrefixloomError:  # a reach that is plain Python may raise
-        uncover(core, covers)
-        raise
-    lease = Lease(core, node, covers, receipts)
+    lease = Lease(core, node, cover(core, node, receipts, core.shape.lanes), receipts)
     node.protect()
     if core.unwritten.nodes:
         core.unwritten.read(lease, node)
     if core.watcher is not None:
         core.watcher.leased(lease)
     return lease
+
+
+def cover(core: Core, node: Node, receipts: Many[Receipt | None], lanes: Iterable[Lane]) -> list[Any]:
+    """Cover what resuming at the end of ``node`` needs of each of ``lanes``, or nothing, if a reach raises."""
+    covers = [*core.shape.no_records]
+    try:
+        for lane in lanes:
+            covers[lane.index] = lane.acquire(node, receipts[lane.index])
+    except PrefixloomError:
+        for lane in lanes:
+            if covers[lane.index] is not None:
+                lane.release(covers[lane.index])
+        raise
+    return covers
 
 
 def standing_for_copies(core: Core) -> Hold:
@@ -131,8 +139,7 @@ def move_anchor(core: Core, hold: Hold, node: Node) -> None:
     if node is not old:
         node.protect()
         hold.node = node
-        old.unprotect()
-        core.index.prune(old)
+        core.index.unprotect(old)
 
 
 def swap(core: Core, hold: Hold, other: Hold) -> None:
@@ -147,14 +154,6 @@ def swap(core: Core, hold: Hold, other: Hold) -> None:
 # ---------------------------------------------------------------- giving back
 
 
-def uncover(core: Core, covers: list[Any]) -> None:
-    """Undo ``covers``, of those lanes that have one."""
-    for lane in core.shape.lanes:
-        covered = covers[lane.index]
-        if covered is not None:
-            lane.release(covered)
-
-
 def release(core: Core, hold: Hold) -> None:
     """Undo what ``hold`` covers. A boundary that nothing keeps any more is unlinked."""
     hold.core = None
@@ -162,9 +161,8 @@ def release(core: Core, hold: Hold) -> None:
         core.watcher.released(hold)
     if hold.flushes != core.index.flushes:
         return
-    covers, receipts = hold.covers, hold.receipts
-    for lane in core.shape.lanes:
-        covered = covers[lane.index]
+    receipts = hold.receipts
+    for lane, covered in zip(core.shape.lanes, hold.covers, strict=False):  # a publication may have ended the lease
         if covered is not None:
             recent = True
             if lane.hooks.release_component_lock is not None:
@@ -172,9 +170,7 @@ def release(core: Core, hold: Hold) -> None:
                 touch = core.plugins.ask_softly(lane, "release_component_lock", Touch, receipt)
                 recent = touch is None or touch.positions is None or bool(touch.positions)
             lane.release(covered, recent)
-    node = hold.node
-    node.unprotect()
-    core.index.prune(node)
+    core.index.unprotect(hold.node)
     if core.index.dropped_roots:
         sweep(core)
 

@@ -1,21 +1,18 @@
 """Opening: a running request begins where its prompt's match ended.
 
-The lease is taken and the holdings are made in one move, component by component: first those of pages, which read what
-the lease covers and own nothing yet, then those of states, which get slots if so many are at hand. If a reach or a hook
-raises, or a slot cannot be had, nothing is kept.
+A holding of pages reads what the lease covers, and owns nothing yet. One of a state gets slots, whose content is due.
+If a reach or a hook raises, or a slot cannot be had, nothing is kept.
 
 Tokens are named when a sequence is opened and when it goes on: those that have an extra key get a number for it.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 from ..errors import PrefixloomError
 from ..keys.elements import extra_numbers
 from ..keys.tokens import Tokens
 from ..tree.radix import Node, climb, descendants
-from .lease import ask_receipts, uncover
+from .lease import ask_receipts, cover
 from .match import limit_of, walked_boundary, wanted_at
 from .publish import split
 from .room import make_room
@@ -32,29 +29,18 @@ def open_at(core: Core, match: Match, label: str, priority: int, until: float, *
     shape, flight = core.shape, core.flight
     if flight.works:
         flight.poll(between_operations=False)
-    if match.extra:
+    if match.tokens.extra:
         _name_extra(core, match)
     node = anchor(core, match)
     receipts = shape.no_records
     if shape.has_lock_hooks:
         receipts = ask_receipts(core, match.namespace, node.end, match.extra)
-    covers = [*shape.no_records]
-    held: list[Any] = [*shape.no_records]
+    held = [lane.open(node) for lane in shape.lanes]
+    covers = cover(core, node, receipts, shape.page_lanes if arrives else shape.lanes)
     fills: list[Fill] = []
-    try:
-        for lane in shape.page_lanes:
-            i = lane.index
-            held[i] = lane.open(node)
-            covers[i] = lane.acquire(node, receipts[i])
-    except PrefixloomError:  # a reach that is plain Python may raise
-        uncover(core, covers)
-        raise
-    for point in shape.state_lanes:
-        i = point.index
-        state = held[i] = point.open(node)
-        if not arrives:
-            cell = covers[i] = point.acquire(node)
-            fills.append((point, state, "clear", CLEAR) if cell is None else (point, state, point.taken, cell.slot))
+    for point in () if arrives else shape.state_lanes:
+        state, cell = held[point.index], covers[point.index]
+        fills.append((point, state, "clear", CLEAR) if cell is None else (point, state, point.taken, cell.slot))
     running = Running(core, match, node, covers, receipts, held, fills, label, priority, until)
     node.protect()
     try:

@@ -37,12 +37,12 @@ from ..tree.paged_reach import Pages, pages_of
 from ..tree.partial_lane import PartialLane
 from ..tree.radix import Node, path_up, prioritize
 from ..tree.state_lane import CodedLane, StateLane
-from .lease import ask_receipts, move_anchor, sweep
+from .lease import ask_receipts, move_anchor
 from .ops import run_apart, slot_to_keep
 from .retain import retain_published
 from .room import make_room
 from .state import Core, Running
-from .teardown import end_half_way, end_running, give_back
+from .teardown import end_half_way, give_back
 
 log = logging.getLogger("prefixloom")
 
@@ -146,13 +146,12 @@ def close(core: Core, running: Running) -> None:
         elif upto and core.shape.has_admission and _has_refused_state(core, running):
             _hand_over(core, running, upto, upto)
     except PrefixloomError:
-        if running.held:
+        if running.core is not None:
             give_back(core, running)
         raise
     if warns:
         _warn_of_no_state(core, running)
-    if running.held:
-        give_back(core, running)
+    give_back(core, running)
 
 
 def _has_refused_state(core: Core, running: Running) -> bool:
@@ -184,9 +183,9 @@ def _hand_over(core: Core, running: Running, upto: int, end: int) -> None:
     release is asked after the lease has moved.
     """
     shape, covers, held = core.shape, running.covers, running.held
-    ends = upto == end and not shape.has_lock_hooks
-    receipts = shape.no_records
+    ends, receipts = upto == end, shape.no_records
     if shape.has_lock_hooks:
+        ends = False
         receipts = ask_receipts(core, running.namespace, upto, running.names.extra)
     giving: Many[Lane] = shape.in_order
     kept: dict[PartialLane, Pages] = {}
@@ -214,12 +213,11 @@ def _hand_over(core: Core, running: Running, upto: int, end: int) -> None:
             else:
                 covers[i] = lane.follow(run, held[i], covers[i], receipts[i])
         if ends:
-            _end(core, running, run[-1])
-        else:
-            running.receipts = receipts
-            move_anchor(core, running, run[-1])
-            if upto != end:
-                _renew_states(core, running)
+            running.held = running.covers = []
+        move_anchor(core, running, run[-1])
+        running.receipts = receipts
+        if upto != end:
+            _renew_states(core, running)
     except PrefixloomError as error:  # a reach that is plain Python
         end_half_way(core, running, run, error)
         raise
@@ -244,36 +242,19 @@ def _renew_states(core: Core, running: Running) -> None:
             running.fills.append((lane, holding, "copy", running.covers[lane.index].slot))
 
 
-def _end(core: Core, running: Running, node: Node) -> None:
-    """End a sequence that has handed over or given back all that it held, and covers nothing any more."""
-    end_running(core, running)
-    running.core = None
-    core.live.pop(running, None)
-    running.held = []
-    if core.watcher is not None:
-        core.watcher.released(running)
-    running.node.unprotect()  # it is not bare: ``node`` lies below it
-    running.node = node
-    index = core.index
-    if core.shape.lanes[0].cell(node) is None:
-        index.prune(node)
-    if index.dropped_roots:
-        sweep(core)
-
-
 def _warn_of_no_state(core: Core, running: Running) -> None:
     """Warn, once per cache, of a prompt that was published without any state and so cannot be resumed (# 0086).
 
     An engine's first steps end at the prompt's end, where no state can be kept, and nothing fails by it. Where a state
     was evicted or left out on purpose, that may be why there is none.
     """
-    shape = core.shape
+    shape, node = core.shape, running.node
+    lacking = [lane for lane in shape.state_lanes if lane.cell(node) is None and not lane.evicted]
     resumable = running.match.count - max(1, shape.lookahead)
-    if not running.ready < resumable // shape.page * shape.page <= running.published:
+    if not lacking or not running.ready < resumable // shape.page * shape.page <= running.published:
         return
-    lacking = [lane for lane in shape.state_lanes if not lane.evicted]
-    for node in path_up(running.node, running.ready):
-        lacking = [lane for lane in lacking if lane.cell(node) is None]
+    for above in path_up(node, running.ready):
+        lacking = [lane for lane in lacking if lane.cell(above) is None]
     if lacking:
         core.misses_states = False
         log.warning(
@@ -349,8 +330,7 @@ def _with_room(core: Core, running: Running, giving: Many[Lane], node: Node, end
                     unable.append(lane)
                     core.left_out(lane, running, node.end, "room")
     except PrefixloomError:
-        node.unprotect()
-        core.index.prune(node)
+        core.index.unprotect(node)
         raise
     node.unprotect()
     return [lane for lane in giving if lane not in unable] if unable else giving

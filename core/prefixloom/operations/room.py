@@ -15,6 +15,7 @@ from ..contract.values import Claim, NodeView
 from ..device.pool import ABSENT
 from ..errors import CapacityError, InputError, PrefixloomError, Shortage
 from ..tree.lane import Lane
+from ..tree.partial_lane import PartialLane
 from ..tree.radix import Node
 from .retain import reclaim
 from .state import Core, Running
@@ -162,7 +163,7 @@ def evict(core: Core, lane: Lane, count: int, cause: str, by: str = "", *, unnee
 def _evict(core: Core, lane: Lane, count: int, unneeded: bool) -> int:
     freed: list[Node] = []
     emptied: list[Node] = []
-    below, index = core.below, core.index
+    below = core.below
     if isinstance(lane.queue, SharedQueue):
         lane.queue.running = Counter()
         for running in core.live:
@@ -173,23 +174,22 @@ def _evict(core: Core, lane: Lane, count: int, unneeded: bool) -> int:
     got, last = 0, -1
     while last < got < count:  # again: slack of others is left while the owner that keeps most has cells
         last = got
-        trimmed = lane.trimmed_first(count - got, unneeded)
-        if below is not None:
-            below.losing(lane, trimmed)
-        got += lane.trim(trimmed, emptied)
+        if isinstance(lane, PartialLane):
+            trimmed = lane.trimmed_first(count - got, unneeded)
+            if below is not None:
+                below.losing(lane, trimmed)
+            got += lane.trim(trimmed, emptied)
         if not unneeded:
             got += _evict_asking(core, lane, count - got, freed) if asks else lane.evict(count - got, freed)
-    index.prune_all(emptied)
     lane.evicted += before - lane.in_tree
     try:
-        gone = freed if below is None else below.gone(lane, freed)
-        with core.because("unneeded", lane.name):
-            for other in lane.feeds:
-                other.fall(gone, lane)
-    except PrefixloomError:  # a reach that is plain Python may raise
-        index.prune_all(freed)
-        raise
-    index.prune_all(freed)
+        if lane.feeds:
+            gone = freed if below is None else below.gone(lane, freed)
+            with core.because("unneeded", lane.name):
+                for other in lane.feeds:
+                    other.fall(gone, lane)
+    finally:  # a reach that is plain Python may raise
+        core.index.prune_all((*emptied, *freed))
     return got
 
 

@@ -164,6 +164,11 @@ class Index:
         """Whether the time has passed until which somebody wanted ``node``."""
         return self.expiries is not None and self.expiries.is_over(node)
 
+    def unprotect(self, node: Node) -> None:
+        """Undo ``Node.protect``, and ``prune`` the node."""
+        if self.tree.unprotect(node):
+            self.epoch += 1
+
     def prune(self, node: Node) -> None:
         """Unlink ``node`` if it is bare, and its ancestors as far as they are."""
         if self.tree.prune(node):  # not so of a root, to which no plan leads

@@ -16,26 +16,21 @@ from .state import Core, Hold, Running
 log = logging.getLogger("prefixloom")
 
 
-def end_running(core: Core, running: Running) -> None:
-    """``running`` is no running sequence any more. It is taken from ``live`` last: what is there a flush ends."""
+def give_back(core: Core, running: Running) -> None:
+    """End ``running``, publish nothing, and give back all that it holds and covers."""
+    if core.flight.alone:
+        core.flight.end_alone(running)
     if core.shape.partial_lanes:
         forget_surplus(core, running)
     if core.index.expiries is not None:
         core.index.want(running.node, running.until)
     if running.row >= 0 and running.active:
         core.tables.leave(running)
-
-
-def give_back(core: Core, running: Running) -> None:
-    """Publish nothing, and give back all that ``running`` holds and covers."""
-    if core.flight.alone:
-        core.flight.end_alone(running)
-    end_running(core, running)
     for lane, holding in running.pairs:
         lane.close(holding)
     if running.core is not None:
         release(core, running)
-    core.live.pop(running, None)
+    core.live.pop(running, None)  # last: what is there a flush ends
 
 
 def abandon(core: Core, hold: Hold, error: BaseException) -> None:

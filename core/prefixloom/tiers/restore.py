@@ -201,8 +201,7 @@ def _load(copies: HostCopies, running: Running, end: Node, claims: Many[Claim | 
             work, filled = _copy_up(copies, running, parts)
             lease = acquire(core, end, running.namespace)
     finally:
-        end.unprotect()
-        core.index.prune(end)
+        core.index.unprotect(end)
     _resume_at(core, running, end, lease, filled)
     running.claimed_ops = [op for claim in claims if claim is not None for op in claim.ops]
     if plan is not None:

@@ -406,8 +406,7 @@ def place(fetch: Fetch, brought: Brought, whole: bool) -> None:
         _fill(fetch, run, brought)
     finally:
         for node in (*reversed(run), root):
-            node.unprotect()
-            core.index.prune(node)
+            core.index.unprotect(node)
 
 
 def _path_end(fetch: Fetch, brought: Brought) -> int:

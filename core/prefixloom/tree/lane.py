@@ -152,17 +152,6 @@ class Lane(Cells[K], Generic[K, C, H]):
         """The cell without which ``cell`` is worth nothing; None where there is no such cell."""
         return self.cell_above(cell.node) if self.closed_upward else None
 
-    def trim(self, cells: list[K], emptied: list[Node]) -> int:
-        """Free what no boundary at a node's end or below it can need of ``cells``, which are of ``trimmed_first``.
-
-        Nodes that may have lost their cell by it are added to ``emptied``.
-        """
-        return 0
-
-    def trimmed_first(self, count: int, unneeded: bool) -> list[K]:
-        """The cells to trim for so many pages; if not ``unneeded``, none of which the owner keeps less than others."""
-        return []
-
     def fall(self, nodes: list[Node], lost: Lane) -> None:
         """``lost`` lost its cells at ``nodes``, the deepest first: free ours, but for what is covered or still serves a
         boundary.

@@ -149,6 +149,7 @@ class PartialLane(PageLane[PartialCell, PartialCover]):
         return self.in_tree - self.leased + sum(slack.pages for slack in self.slack if slack.cell.locks)
 
     def trim(self, cells: list[PartialCell], emptied: list[Node]) -> int:
+        """Free the slack of ``cells``, which are of ``trimmed_first``, and add their nodes to ``emptied``."""
         got = 0
         for cell in cells:
             emptied.append(cell.node)
@@ -162,6 +163,7 @@ class PartialLane(PageLane[PartialCell, PartialCover]):
         return got
 
     def trimmed_first(self, count: int, unneeded: bool) -> list[PartialCell]:
+        """Return the cells to trim for so many pages; if not ``unneeded``, none whose owner keeps less than others."""
         cells: list[PartialCell] = []
         got = 0
         for slack in self.slack if unneeded else self.slack.due():

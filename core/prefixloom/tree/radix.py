@@ -277,9 +277,16 @@ class Tree:
         self.nodes += 1
         return upper
 
+    def unprotect(self, node: Node) -> bool:
+        """Undo ``Node.protect``, and ``prune`` the node."""
+        node.leases -= 1
+        return not node.leases and node.kids is None and self.prune(node)
+
     def prune(self, node: Node) -> bool:
         """``prune_all`` for a single node. True if a node was unlinked, to which a plan may lead."""
-        return node.kids is None and not node.leases and self.prune_all((node,)) > 0
+        if node.kids is not None or node.leases or (node.first is not None and node.cells.count(None) != self.width):
+            return False
+        return self.prune_all((node,)) > 0
 
     def prune_all(self, nodes: Iterable[Node]) -> int:
         """Unlink each bare node (without kids, cells and leases) and its bare ancestors; return how many."""
