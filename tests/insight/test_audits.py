@@ -43,6 +43,12 @@ class Books:
         self.add(self.cell(self.third, lane), "locks")
         self.add(lane, "leased")
 
+    def lose(self, lane: Any) -> None:
+        """Take the cell of the first node as if it were a leaf's."""
+        self.lease.release()
+        lane.cell_above(self.first).below = 0
+        lane.free_victim(self.cell(self.first, lane))
+
     def add(self, of: Any, name: str, by: Any = 1) -> None:
         setattr(of, name, getattr(of, name) + by)
 
@@ -63,6 +69,7 @@ BROKEN: dict[str, Callable[[Books], Any]] = {
     "pages are cached, the books say": lambda b: b.add(b.window, "in_tree"),
     r"state: .* has 1 locks; live leases give 0": lambda b: b.add(b.cell(b.third, b.state), "locks"),
     "path: .* counts 2 cells below, not 1": lambda b: b.add(b.cell(b.first, b.path), "below"),
+    "path: .* hangs loose": lambda b: b.lose(b.path),
     "window: .* pages are covered, the books say": lambda b: b.add(b.window, "leased"),
     "state: .* may be evicted but stands in no queue": lambda b: b.state.queue.remove(b.cell(b.third, b.state)),
     "state: .* is covered but stands in the eviction queue": lambda b: b.state.queue.add(b.cell(b.second, b.state)),

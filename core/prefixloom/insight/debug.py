@@ -217,6 +217,8 @@ class Debug:
                 locks += sum(1 for kid in kids if kid.locks) + (not node.end)
                 if cell.below != len(kids):
                     raise InvariantError(f"{name}: {node!r} counts {cell.below} cells below, not {len(kids)}")
+                if on_device and node.end and lane.cell_above(node) is None:
+                    raise InvariantError(f"{name}: {node!r} hangs loose")
             if on_device and cell.locks != locks:
                 raise InvariantError(f"{name}: {node!r} has {cell.locks} locks; live leases give {locks}")
             if cell.pages != pages:
