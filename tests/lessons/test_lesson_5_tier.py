@@ -203,16 +203,17 @@ def a_state_is_freed_by_the_devices_number(patch: pytest.MonkeyPatch) -> None:
 
 def a_copy_writes_the_numbers_that_it_wants_into_the_record(patch: pytest.MonkeyPatch) -> None:
     """As it was in the field: the record has the numbers of where the data is wanted next."""
-    honest = prefixloom.tiers.restore._place
+    honest = prefixloom.tiers.restore._copy_up
 
-    def place(made: Any) -> None:
-        for node in made.run:
-            cell = node.cells[made.host.index]
-            if cell is not None and made.host.unit == "page":
-                cell.data = array("i", [slot % 16 for slot in array("i", cell.data)]).tobytes()
-        honest(made)
+    def copy_up(filling: Any, running: Any) -> Any:
+        for made in filling.moving:
+            for node, _ in made.at:
+                cell = node.cells[made.lane.index]
+                if made.lane.unit == "page":
+                    cell.data = array("i", [slot % 16 for slot in array("i", cell.data)]).tobytes()
+        return honest(filling, running)
 
-    patch.setattr(prefixloom.tiers.restore, "_place", place)
+    patch.setattr(prefixloom.tiers.restore, "_copy_up", copy_up)
 
 
 CALLER = test_what_a_caller_changes_after_a_copy_was_recorded_changes_nothing

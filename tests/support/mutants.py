@@ -412,7 +412,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("a match does not go on where the second window accepts less", "operations/match.py", "search",
            "if paged != before:\n    continue", "",
            ("composition", "two windows", "4000")),
-    Mutant("what comes back lies a place off", "tiers/host_lane.py", "HostLane.add",
+    Mutant("what comes back lies a place off", "tree/cells.py", "Cells.add",
            "data[place] = slot", "data[place - 1] = slot",
            ("law", "law_what_comes_back_from_a_tier_is_what_was_live", "window")),
     Mutant("room is refused that a step has given back by now", "operations/room.py", "make_room",

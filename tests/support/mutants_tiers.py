@@ -58,7 +58,7 @@ MUTANTS: tuple[tuple[str, str, str, str, str, str], ...] = (
     ("narrow buffers of a page come first", "device/layouts.py", "parts", "-DTYPE_BYTES[b.dtype]", "DTYPE_BYTES[b.dtype]", "test_layouts.py"),
     ("a layout is not that of the pages", "compose/build.py", "make_lane", "composition.layout if part.unit == 'page' else 'layer_first'", "'layer_first'", "test_layouts.py"),
     ("some layers of a page are all of it", "tiers/host_copies.py", "copy_between", "whole and in_one_piece(source, target)", "in_one_piece(source, target)", "test_layouts.py"),
-    ("what is copied down is put a place off", "tiers/host_lane.py", "HostLane.add", "data[place] = slot", "data[place - 1] = slot", TIER),
+    ("what is copied down is put a place off", "tree/cells.py", "Cells.add", "data[place] = slot", "data[place - 1] = slot", TIER),
     ("the tier's copies are told in lists that change", "tiers/host_copies.py", "HostCopies._run_one", "partial(copy_between, source, tuple(mine.src), target, tuple(mine.dst), *group)", "partial(copy_between, source, mine.src, target, mine.dst, *group)", "lessons/test_lesson_5_tier.py"),
     ("what a plugin adds is not ordered", "tiers/host_copies.py", "HostCopies._ordered", "self.core.unwritten.read_node(hold, node)\nfound.append((host, node))", "found.append((host, node))", FOUND),
     ("an interrupted copy stays open", "tiers/host_copies.py", "HostCopies.end", "work.number > before and work.event is None and (not work.over)", "False", "test_tier_faults.py"),
@@ -78,7 +78,7 @@ MUTANTS: tuple[tuple[str, str, str, str, str, str], ...] = (
     ("what is split meanwhile is not offered", "tiers/store_writes.py", "StoreWrites.divided", "self.unseen.append((upper, False))", "", COMING),
     ("another store's count is believed", "tiers/store_writes.py", "StoreWrites.left", "cell.store != self.behind.attached", "False", COMING),
     ("a plugin's transfers are not united", "tiers/transfer_hooks.py", "proposed", "wanted.setdefault(more.component, []).append((more.start, min(more.end, plan.boundary)))", "wanted.setdefault(more.component, [])[:0] = () and (more.start, min(more.end, plan.boundary))", "test_tier_hooks.py"),
-    ("what a load brought cannot go", "tiers/restore.py", "_place", "lane.line_up(part.run)", "", "test_tier_hooks.py"),
+    ("a loaded state leaves the one above for recent", "tiers/restore.py", "_copy_up", "mine.lane.device.line_up([node for node, _ in mine.at])", "pass", "test_tier_regressions.py"),
 )  # fmt: skip
 
 

@@ -313,3 +313,17 @@ def test_what_a_sequence_held_before_a_load_is_not_what_it_holds() -> None:
     other = list(range(500, 700))
     compute(cache, cache.open(other), other, 200)
     assert wrong(cache, sequence, tokens) == []
+
+
+def test_a_state_that_a_loaded_one_has_passed_is_evicted_before_an_older_one() -> None:
+    cache = tiered(part("path", Path()), part("state", Point()), write="through")
+    long, other = list(range(24)), list(range(100, 116))
+    serve(cache, long, chunk=8)
+    cache.evict({"state": 3})
+    serve(cache, other, chunk=16)  # a state at 16, the oldest from now on
+    for end in (8, 16):
+        sequence = cache.open(long[: end + 1])
+        assert sequence.restore().ready == end
+        sequence.close()
+    assert cache.evict({"state": 1}) == {"state": 1}
+    assert (cache.peek([*other, 1]), cache.peek([*long[:8], 1])) == (16, 0)

@@ -58,79 +58,92 @@ NAMES: dict[Way, WorkName] = {
 
 
 class Moves:
-    """The copies of one component: from slots ``src`` of one of its pools to slots ``dst`` of the other.
+    """The copies of one component, from slots ``src`` of ``source`` to slots ``dst`` of ``target``.
 
+    ``lane``    the lane on the host
+    ``filled``  the cells that get slots: those on the host, or those on the device
+    ``at``      the nodes that are filled, each with its places, in the order of ``dst``
     ``write``   writes what a store brought into ``dst``; then there is no ``src``
-    ``run``     of a load, its nodes, and ``places``, its page numbers from the root
     ``raised``  whether a copy could not be enqueued
     """
 
-    __slots__ = ("dst", "lane", "places", "raised", "run", "src", "write")
+    __slots__ = ("at", "dst", "filled", "lane", "raised", "source", "src", "target", "write")
 
-    def __init__(self, lane: HostLane) -> None:
+    def __init__(self, lane: HostLane, way: Way) -> None:
         self.lane = lane
+        self.filled: Cells = lane.device if way == "up" else lane
+        self.target = self.filled.pool
+        self.source = lane.device.pool if way == "down" else lane.pool
+        self.at: list[tuple[Node, list[int]]] = []
         self.src: list[int] = []
         self.dst: list[int] = []
-        self.places: list[int] = []
-        self.run: list[Node] = []
         self.write: Callable[[], object] | None = None
         self.raised = False
-
-    def ends(self, way: Way) -> tuple[Pool, Pool]:
-        """Return the pools that copies of this way read and write."""
-        host, device = self.lane.pool, self.lane.device.pool
-        return (host if way == "fetch" else device, host) if way != "up" else (host, device)
 
     @property
     def sources(self) -> list[tuple[HostLane, Node]]:
         """The places of a load on the host, the deepest first."""
-        return [(self.lane, node) for node in reversed(self.run)]
+        return [(self.lane, node) for node, _ in reversed(self.at)]
 
 
 class Filling:
-    """Slots of the host that one piece of work fills, and the cells that must stay while it is prepared.
+    """Slots that one piece of work fills, and the cells that must stay while it is prepared.
 
-    If its block raises, the slots are given back: the tree keeps none that will not be written.
+    If its block raises before ``work`` is enqueued, the slots are given back: the tree keeps none that will not be
+    written.
     """
 
-    def __init__(self, copies: HostCopies, nodes: list[Node], hold: Hold) -> None:
+    def __init__(self, copies: HostCopies, way: Way, hold: Hold) -> None:
         self.copies = copies
-        self.nodes = nodes
+        self.way = way
         self.hold = hold
         self.pins = Pins()
-        self.moves = {lane: Moves(lane) for lane in copies.lanes}
+        self.moves = {lane: Moves(lane, way) for lane in copies.lanes}
+        self.work: Work[Hold] | None = None
+
+    @property
+    def moving(self) -> list[Moves]:
+        return [mine for mine in self.moves.values() if mine.at]
+
+    @property
+    def nodes(self) -> list[Node]:
+        return list(dict.fromkeys(node for mine in self.moving for node, _ in mine.at))
 
     def __enter__(self) -> Filling:
         return self
 
-    def reserve(self, lane: HostLane, node: Node, places: list[int]) -> bool:
-        """Take host slots for these places of ``node``, and enter them: for all, or for none if too few are free."""
-        self.pins.add(lane, lane.cell(node))  # making room must not evict the cell itself
-        slots = self.copies.take(lane, len(places))
+    def reserve(self, lane: HostLane, node: Node, places: list[int], sources: Iterable[int] = ()) -> bool:
+        """Take slots for these places of ``node``, and enter them: for all, or for none if the host has too few.
+
+        On the device the caller has made room for them.
+        """
+        mine = self.moves[lane]
+        cells = mine.filled
+        self.pins.add(cells, cells.cell(node))  # making room must not evict the cell itself
+        slots = self.copies.take(lane, len(places)) if cells is lane else cells.pool.take(len(places))
         if slots is None:
             self.copies.dropped += 1
             return False
-        self.moves[lane].dst += slots.tolist()  # first: a slot that is never written would count as content
-        lane.add(node, places, slots)
-        self.pins.add(lane, lane.cell(node))
+        mine.at.append((node, places))
+        mine.src += sources
+        mine.dst += slots
+        cells.add(node, places, slots)
+        self.pins.add(cells, cells.cell(node))
         return True
 
-    def run(self, way: Way) -> Work[Hold] | None:
-        """Enqueue the copies into the slots that were taken, if there are any."""
+    def run(self) -> Work[Hold]:
+        """Enqueue the copies into the slots that were taken."""
         self.hold.take_fence(self.copies.core.flight)
-        moving = [mine for mine in self.moves.values() if mine.dst]
-        return self.copies.run(moving, self.nodes, self.hold, way) if moving else None
+        self.work = self.copies.run(self.moving, self.nodes, self.hold, self.way)
+        return self.work
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        if isinstance(error, PrefixloomError):
-            for lane, mine in self.moves.items():
-                left = set(mine.dst)
-                for node in self.nodes:
-                    held = left.intersection(lane.slots_of(lane.cell(node)))
-                    lane.retract(node, held)
-                    left -= held
-                lane.pool.give_slots([slot for slot in mine.dst if slot in left])
         self.pins.__exit__()
+        if isinstance(error, PrefixloomError) and self.work is None:
+            with self.copies.core.because("failed"):
+                for mine in self.moving:
+                    for node, _ in mine.at:
+                        mine.filled.retract(node, set(mine.dst))
 
 
 class HostCopies:
@@ -265,18 +278,18 @@ class HostCopies:
         """Reserve host slots and record the copies. On any error, the tree keeps no slot that will not be written."""
         core = self.core
         try:
-            with Filling(self, list(dict.fromkeys(node for _, node in pieces)), hold) as filling:
+            with Filling(self, "down", hold) as filling:
                 for lane, node in pieces:
                     places, sources = lane.missing(node)
-                    if places and filling.reserve(lane, node, places):
-                        filling.moves[lane].src += sources
-                work = filling.run("down")
-                if work is None:
+                    if places:
+                        filling.reserve(lane, node, places, sources)
+                if not filling.nodes:
                     return
+                work = filling.run()
                 if self.on_copied is not None:
                     for lane, node in pieces:
                         self.on_copied(lane, node)
-                self.backed_up += sum(len(mine.src) for mine in filling.moves.values())
+                self.backed_up += sum(len(mine.src) for mine in filling.moving)
         except PrefixloomError as error:
             if isinstance(error, InvariantError):
                 raise
@@ -362,9 +375,7 @@ class HostCopies:
         self.end(before, way)
         if not work.over:
             work.followers = [hold]
-            written: list[tuple[Cells, set[int]]] = [
-                (mine.lane.device if way == "up" else mine.lane, set(mine.dst)) for mine in moves
-            ]
+            written = [(mine.filled, set(mine.dst)) for mine in moves]
             self.core.unwritten.add(work, hold, nodes, written, below=way != "up")
         return work
 
@@ -377,7 +388,7 @@ class HostCopies:
 
     def _run_one(self, mine: Moves, stream: Stream, way: Way, group: tuple[int, ...]) -> None:
         """Enqueue the copies of one component, for a group of the model's layers or for all."""
-        source, target = mine.ends(way)
+        source, target = mine.source, mine.target
         source.orderly = target.orderly = self._orderly
         target.enter(mine.dst, Stage.WRITING)
         try:

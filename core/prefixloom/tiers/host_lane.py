@@ -16,9 +16,8 @@ from ..contract.queues import Queue
 from ..contract.reach import Interval
 from ..contract.values import Tier
 from ..device.host_pool import DebugHostPool, HostPool
-from ..device.pool import ABSENT, ID_BYTES, present
+from ..device.pool import ABSENT, ID_BYTES
 from ..tree.cells import Cell, Cells
-from ..tree.holdings import strip
 from ..tree.lane import Lane
 from ..tree.radix import Node
 
@@ -80,20 +79,11 @@ class HostLane(Cells[HostCell]):
 
     # ------------------------------------------------------------ cells come and go
     def add(self, node: Node, places: list[int], slots: array[int]) -> None:
-        """Enter host slots for these places of ``node``."""
-        data = self.edge(node)
-        for place, slot in zip(places, slots, strict=True):
-            data[place] = slot
-        cell: HostCell | None = self.cell(node)
-        if cell is None:
-            filled = strip(data.tobytes())
-            cell = self.place(node, filled, present(filled))
-            if self.closed_upward:
-                cell.below = len(self.cells_below(node))
-            self.enter(cell)
-        else:
-            self.change(cell, data)
+        super().add(node, places, slots)
+        cell: HostCell = self.cell(node)
         cell.left = cell.places
+        if self.closed_upward:
+            cell.below = len(self.cells_below(node))
 
     def divide(self, upper: Node, lower: Node) -> None:
         cell: HostCell | None = self.cell(lower)

@@ -9,58 +9,57 @@ restorable boundaries are a set: a boundary between two of them need not be rest
 
 from __future__ import annotations
 
-from array import array
+from collections import Counter
 from collections.abc import Sequence as Many
 
 from ..contract.reach import merged
 from ..contract.tier_answers import Restored
 from ..contract.values import Claim, TransferPlan, WalkView
-from ..device.flight import Work
-from ..device.pool import ABSENT, ABSENT_BYTES
+from ..device.pool import ABSENT
 from ..errors import CapacityError, InvariantError, PrefixloomError
 from ..operations.lease import Lease, acquire, release_part, standing_for_copies, swap
 from ..operations.match import claims_at, find_again, validated
 from ..operations.publish import split
 from ..operations.retain import forget_surplus
 from ..operations.room import make_room
-from ..operations.state import CLEAR, Core, Fill, Hold, Match, Running
-from ..tree.holdings import PageHolding
-from ..tree.lane import Lane, PageLane
-from ..tree.paged_reach import Pages, overlap
+from ..operations.state import CLEAR, Core, Fill, Match, Running
+from ..tree.lane import Lane
+from ..tree.paged_reach import Pages, overlap, pages_of
 from ..tree.radix import Node, climb, path_up
-from ..tree.state_lane import CodedLane, StateLane
-from .host_copies import HostCopies, Moves, Sources
+from ..tree.state_lane import CodedLane
+from .host_copies import Filling, HostCopies, Sources
 from .host_lane import HostLane, Pins
 from .transfer_hooks import plan_of, proposed
 
+Source = tuple[HostLane, Node, list[int], list[int]]
+"""(lane, node, places, slots): what a load copies of one node."""
 
-def lacking(host: HostLane, node: Node, pins: Pins, wanted: Pages) -> Moves:
+
+def lacking(host: HostLane, node: Node, pins: Pins, wanted: Pages) -> list[Source]:
     """Find those of the pages ``wanted``, on the path to ``node``, that the device lacks and the host has.
 
     Their cells on the host are pinned, and those that have the others on the device.
     """
-    lane, moves = host.device, Moves(host)
-    page = lane.paged.page
+    lane, page = host.device, host.page
     absent = lane.residency.absent(node, wanted)
     path: list[Node] = []
     for each in path_up(node, wanted[0][0] * page) if wanted else ():
         path.append(each)
         if lane.whole_above and lane.cell(each) is not None:
             break
+    found: list[Source] = []
     for node in reversed(path):
         there, first, end = host.cell(node), node.start // page, node.end // page
         if overlap(wanted, first, end):
             pins.add(lane, lane.cell(node))
         if there is not None and overlap(absent, first, end):
             pins.add(host, there)
-            slots = array("i", host.edge(node))
-            for low, high in absent:
-                here = [place for place in range(max(low, first), min(high, end)) if slots[place - first] != ABSENT]
-                moves.places += here
-                moves.src += [slots[place - first] for place in here]
-        if moves.src:
-            moves.run.append(node)
-    return moves
+            slots = host.edge(node)
+            asked = (place - first for low, high in absent for place in range(max(low, first), min(high, end)))
+            places = [place for place in asked if slots[place] != ABSENT]
+            if places:
+                found.append((host, node, places, [slots[place] for place in places]))
+    return found
 
 
 def restorable_at(copies: HostCopies, match: Match, node: Node, boundary: int) -> tuple[Node, int]:
@@ -195,101 +194,85 @@ def _load(copies: HostCopies, running: Running, end: Node, claims: Many[Claim | 
     core = copies.core
     end.protect()  # so that it is not unlinked: it may hold nothing on the device yet
     try:
-        with Pins() as pins:
-            parts, plan = _parts(copies, end, pins, more)
-            make_room(core, [(part.lane.device, len(part.src)) for part in parts], "restore", end.end, running)
-            work, filled = _copy_up(copies, running, parts)
+        with Filling(copies, "up", standing_for_copies(core)) as filling:
+            sources, plan = _sources(copies, end, filling.pins, more)
+            wanted = Counter[Lane]()
+            for host, _, places, _ in sources:
+                wanted[host.device] += len(places)
+            make_room(core, list(wanted.items()), "restore", end.end, running)
+            for source in sources:
+                filling.reserve(*source)
+            filled = _copy_up(filling, running)
             lease = acquire(core, end, running.namespace)
     finally:
         core.index.unprotect(end)
     _resume_at(core, running, end, lease, filled)
     running.claimed_ops = [op for claim in claims if claim is not None for op in claim.ops]
-    if plan is not None:
-        copies.watch(work, plan)
+    if plan is not None and filling.work is not None:
+        copies.watch(filling.work, plan)
 
 
-def _parts(copies: HostCopies, end: Node, pins: Pins, more: bool) -> tuple[list[Moves], TransferPlan | None]:
+def _sources(copies: HostCopies, end: Node, pins: Pins, more: bool) -> tuple[list[Source], TransferPlan | None]:
     """Return what is to be loaded, pinned, with what plugins add; and the plan, if a plugin has hooks for it."""
     core = copies.core
-    hosts = [host for host in copies.by_component if host is not None]
     wanted: dict[Lane, Pages] = {lane: lane.paged.needs[end.end] for lane in core.shape.lanes}
     if more:
         wanted |= {lane: lane.paged.outlook[end.end] for lane in copies.optional}
-    parts = [lacking(host, end, pins, wanted[host.device]) for host in hosts]
+    sources = [each for host in copies.lanes for each in lacking(host, end, pins, wanted[host.device])]
     plan = None
     if core.shape.has_transfer_hooks:
-        plan = plan_of(core, "load", end, [(part.lane, node) for part in parts for node in part.run])
+        plan = plan_of(core, "load", end, [(host, node) for host, node, _, _ in sources])
         added = proposed(core, copies.part, plan)
         if added:
             for lane in core.shape.page_lanes:
-                pages = ((low // lane.page, -(-high // lane.page)) for low, high in added.get(lane.name, ()))
-                wanted[lane] = merged((*wanted[lane], *pages))
-            parts = [lacking(host, end, pins, wanted[host.device]) for host in hosts]
-    return [part for part in parts if part.src], plan
+                wanted[lane] = merged((*wanted[lane], *pages_of(added.get(lane.name, ()), lane.page)))
+            sources = [each for host in copies.lanes for each in lacking(host, end, pins, wanted[host.device])]
+    return sources, plan
 
 
-def _copy_up(copies: HostCopies, running: Running, parts: list[Moves]) -> tuple[Work[Hold], set[Lane]]:
-    """Record the copies, and enter their slots into the tree.
+def _copy_up(filling: Filling, running: Running) -> set[Lane]:
+    """Record the copies of a load.
 
     A state is copied into the sequence's slot as well, if nothing has filled that yet, so that no copy from the tree is
     needed later. The lanes of these states are returned.
     """
-    core = copies.core
-    flight = core.flight
-    hold, before = standing_for_copies(core), flight.launched
+    copies, hold, core = filling.copies, filling.hold, filling.copies.core
+    flight, before = core.flight, core.flight.launched
     slots: dict[Lane, int] = {}
     if not flight.blocked(running.fence):
         slots = {lane: state.slot for lane, state in running.states if not (isinstance(lane, CodedLane) or state.ready)}
     filled: set[Lane] = set()
+    for mine in filling.moving:
+        lane = mine.lane.device
+        if lane in slots:
+            filled.add(lane)
+            mine.src *= 2
+            mine.dst.append(slots[lane])
+            hold.fence = max(hold.fence, running.fence)
+        for node, _ in mine.at:
+            core.unwritten.read_node(hold, node, below=True)
+    hold.take_fence(flight)
+    if flight.blocked(hold.fence):
+        raise LoadFailed("it would have to wait for a step that is still open")
     try:
-        for part in parts:
-            lane = part.lane.device
-            part.dst = lane.pool.take(len(part.src)).tolist()
-            if lane in slots:
-                filled.add(lane)
-                part.src *= 2
-                part.dst.append(slots[lane])
-                hold.fence = max(hold.fence, running.fence)
-            for node in part.run:
-                core.unwritten.read_node(hold, node, below=True)
-        hold.take_fence(flight)
-        if flight.blocked(hold.fence):
-            raise LoadFailed("it would have to wait for a step that is still open")
-        nodes = list(dict.fromkeys(node for part in parts for node in part.run))
-        work = copies.run(parts, nodes, hold, "up")
+        work = filling.run()
     except PrefixloomError as error:
-        copies.end(before, "up")
-        for part in parts:
-            part.lane.device.pool.give_slots(part.dst[: len(part.places)])
         if any(work.number > before and not work.over for work in flight.works):  # some of the copies still run
             running.fence = max(running.fence, before + 1)
-        if isinstance(error, LoadFailed | InvariantError):
+        if isinstance(error, InvariantError):
             raise
         copies.failed += 1
-        raise LoadFailed(repr(error), [each for part in parts if part.raised for each in part.sources]) from error
+        raise LoadFailed(
+            repr(error), [each for mine in filling.moving if mine.raised for each in mine.sources]
+        ) from error
     if not work.over:  # the running states are written until then, whatever comes next
         running.fence = max(running.fence, work.number)
-    copies.follow(work, [each for part in parts for each in part.sources])
-    for part in parts:
-        _place(part)
+    for mine in filling.moving:
+        mine.lane.device.line_up([node for node, _ in mine.at])
+    copies.follow(work, [each for mine in filling.moving for each in mine.sources])
     if core.watcher is not None:
-        core.watcher.published(nodes)
-    return work, filled
-
-
-def _place(part: Moves) -> None:
-    """Enter the slots of a load into the device's cells."""
-    lane = part.lane.device
-    if isinstance(lane, StateLane):
-        lane.keep(part.run[0], part.dst[0])
-    else:
-        assert isinstance(lane, PageLane)
-        first = part.run[0].start // lane.page
-        holding = PageHolding(ABSENT_BYTES * (part.run[-1].end // lane.page), first)
-        for place, slot in zip(part.places, part.dst, strict=True):
-            holding.table[place] = slot
-        lane.adopt(part.run, holding)
-    lane.line_up(part.run)
+        core.watcher.published(filling.nodes)
+    return filled
 
 
 def _resume_at(core: Core, running: Running, end: Node, lease: Lease, filled: set[Lane]) -> None:

@@ -423,7 +423,7 @@ def _path_end(fetch: Fetch, brought: Brought) -> int:
 def _fill(fetch: Fetch, run: list[Node], brought: Brought) -> None:
     """Take host slots for what arrived, enter them at the nodes of ``run``, and enqueue the writes of their content."""
     behind, copies = fetch.behind, fetch.behind.copies
-    with Filling(copies, run, standing_for_copies(behind.core)) as filling:
+    with Filling(copies, "fetch", standing_for_copies(behind.core)) as filling:
         for lane in copies.lanes:  # making room must not evict the path itself
             for node in run if lane.closed_upward else ():
                 filling.pins.add(lane, lane.cell(node))
@@ -441,8 +441,9 @@ def _fill(fetch: Fetch, run: list[Node], brought: Brought) -> None:
                     cell.store, cell.left = behind.attached, 0
             moves = filling.moves[lane]
             moves.write = partial(_write, behind.spares, lane.pool, moves.dst, payloads)
-        filling.run("fetch")
-    copies.fetched += sum(len(moves.dst) for moves in filling.moves.values())
+        if filling.nodes:
+            filling.run()
+    copies.fetched += sum(len(moves.dst) for moves in filling.moving)
 
 
 def _write(spares: Spares, pool: HostPool, slots: Many[int], payloads: Many[memoryview]) -> None:

@@ -218,6 +218,18 @@ class Cells(Generic[K]):
             self._leave(cell)
             self._unhang(cell)
 
+    def add(self, node: Node, places: list[int], slots: array[int]) -> None:
+        """Enter slots for these *places* of ``node``: indices into its edge. A new cell stands in no queue yet."""
+        data = self.edge(node)
+        for place, slot in zip(places, slots, strict=True):
+            data[place] = slot
+        cell: K | None = node.cells[self.index]
+        if cell is not None:
+            self.change(cell, data)
+        else:
+            filled = strip(data.tobytes())
+            self.place(node, filled, present(filled))
+
     def divide(self, upper: Node, lower: Node) -> None:
         """``upper`` was split off ``lower``: divide the cell, and copy what covers it. A state stays at the end."""
         i = self.index
