@@ -9,7 +9,6 @@ import subprocess
 import sys
 import textwrap
 import time
-import uuid
 from collections.abc import Callable
 from pathlib import Path as File
 from typing import Any
@@ -183,9 +182,9 @@ def of_the_machine() -> dict[str, Callable[[], Any]]:
         "weekday": lambda: datetime.date.today().weekday(), "hour": lambda: time.localtime().tm_hour,
         "month": lambda: time.strftime("%m"), "minutes": lambda: datetime.datetime.now().minute,
         "uptime": lambda: int(time.monotonic()) // 60, "nanoseconds": lambda: time.time_ns(), "number": os.getpid,
-        "cores": os.cpu_count, "mine": lambda: len(os.sched_getaffinity(0)), "load": os.getloadavg,
+        "cores": os.cpu_count, "mine": lambda: len(os.sched_getaffinity(0)),
         "host": socket.gethostname, "node": platform.node, "uname": lambda: os.uname().nodename,
-        "hostname": lambda: pathlib.Path("/etc/hostname").read_text(), "mac": uuid.getnode, "noise": os.urandom,
+        "hostname": lambda: pathlib.Path("/etc/hostname").read_text(),
         "memory": lambda: open("/proc/meminfo").readline(), "lines": lambda: open("/proc/cpuinfo").read().count("\n"),
         "devices": torch.cuda.device_count, "threads": torch.get_num_threads,
         "device": lambda: os.path.exists("/dev/nvidia0"),
@@ -193,14 +192,12 @@ def of_the_machine() -> dict[str, Callable[[], Any]]:
 
 
 def test_every_thing_that_differs_between_machines_differs_on_a_machine_and_is_as_before_behind_it() -> None:
-    asked = of_the_machine()
-    del asked["noise"]  # it differs anyway
     before = {name: getattr(module, name) for module, name, _ in Machine(0).replaced}
     seen: dict[str, set[Any]] = {}
     for seed in range(7):
         with on_machine(Machine(seed)):
             for name, ask in of_the_machine().items():
-                seen.setdefault(name, set()).update(str(ask(*[4][: name == "noise"])) for _ in range(3))
+                seen.setdefault(name, set()).update(str(ask()) for _ in range(3))
     assert {name: found for name, found in seen.items() if len(found) < 2} == {}
     assert len(seen["weekday"]) == 7 and len(seen["hour"]) > 5
     assert {name: getattr(module, name) for module, name, _ in Machine(0).replaced} == before

@@ -21,7 +21,7 @@ from .kit.outcomes import LONG, REPEATS
 from .kit.probes import DENSE, FAR
 from .kit.truth import Truth
 from .kit.watching import watch
-from .laws import arithmetic, costs, facts, hooks, machine, options, reach, schedules, service, tiers
+from .laws import arithmetic, costs, facts, hooks, machine, options, reach, schedules, service
 from .laws.hooks import quiet
 
 Law = Callable[[ComponentCase], None]
@@ -48,7 +48,7 @@ def law_somebody_says_what_the_layers_do(case: ComponentCase) -> None:
 
 FIRST = (facts.law_each_component_is_an_instance_of_its_own, facts.law_a_cache_can_be_composed_of_it)
 """Where one of these is broken, the component cannot be served, and no other law says more."""
-MODULES = (facts, reach, arithmetic, options, hooks, costs, service, tiers, machine, schedules)
+MODULES = (facts, reach, arithmetic, options, hooks, costs, service, machine, schedules)
 WATCHED = arithmetic.law_layers_go_on_from_what_is_stored
 """The law that is broken where layers cannot be run."""
 LATE = {hooks.law_hooks_are_called_when_the_contract_says, hooks.law_a_hook_that_raises_has_the_documented_consequence}

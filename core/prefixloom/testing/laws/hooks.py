@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ...errors import PluginError
-from ...script import require, text_of
+from ...script import Op, require, text_of
 from ..kit.answers import Call, CannotBeMade, elsewhere, facts_of, has_code, request_of
 from ..kit.bench import Bench
 from ..kit.case import ComponentCase, LawBroken, NotApplicable, made
@@ -260,9 +260,9 @@ def law_validity_only_narrows(case: ComponentCase) -> None:
     prompts = [text_of(k)[: length * unit + 1] for k in (0, 1) for length in (2, 5, 3, 7)]
     for tokens in prompts:
         for bench in benches:
-            player = _Unchecked(bench)
+            player = Player(bench)
             for op in (("open", tokens), ("run", 0, 2 * unit), ("publish", 0), ("run", 0, 99 * unit), ("close", 0)):
-                player.failed(op)
+                _fails(player, op)
         for asked in prompts:
             mine, plain = (bench.cache.peek((*asked, 0)) for bench in benches)
             require(mine <= plain, "narrow", "%s tokens hit, and without its hooks %s: it widens", mine, plain)
@@ -296,10 +296,10 @@ def _raise_in(case: ComponentCase, hook: str) -> None:
     base = text_of(0)[: 4 * unit + 1]
     prompts = [base, (*base[: 2 * unit], 1 - base[2 * unit], *base[:unit]), text_of(2)[: 7 * unit], base]
     for tokens in prompts:
-        player = _Unchecked(bench)
+        player = Player(bench)
         for op in (("open", tokens), ("run", 0, 99 * unit), ("publish", 0), ("lease", tokens), ("release", 0),
                    ("evict", unit)):  # fmt: skip
-            failed += player.failed(op)
+            failed += _fails(player, op)
         for run in player.running:
             run.sequence.abort() if hook in FAIL else run.sequence.close()
     raised, counted = bench.spy.raised, bench.cache.stats().plugin_errors
@@ -316,12 +316,10 @@ def _raise_in(case: ComponentCase, hook: str) -> None:
     require(not left, "books", "after %s raised, %s slots have no owner", hook, left)
 
 
-class _Unchecked(Player):
-    """A player that performs operations which may fail because a hook raises; it checks no content."""
-
-    def failed(self, op: tuple[object, ...]) -> bool:
-        try:
-            getattr(self, f"do_{op[0]}")(*op[1:])
-        except PluginError:
-            return True
-        return False
+def _fails(player: Player, op: Op) -> bool:
+    """Perform an operation that may fail because a hook raises, and check no content."""
+    try:
+        player.perform(op)
+    except PluginError:
+        return True
+    return False

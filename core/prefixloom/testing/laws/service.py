@@ -11,7 +11,7 @@ from ...script import require, text_of
 from ..inside import backdoor
 from ..kit.bench import Bench, BenchSequence
 from ..kit.case import ComponentCase, NotApplicable
-from ..kit.outcomes import SERVING, beside, branches, judge, late, off_the_grid, random_scripts, with_late_steps
+from ..kit.outcomes import SERVING, below, beside, branches, judge, late, off_the_grid, random_scripts, with_late_steps
 
 
 def law_what_is_restored_is_what_was_live(case: ComponentCase) -> None:
@@ -297,3 +297,11 @@ def law_page_tables_say_where_a_sequence_lies(case: ComponentCase) -> None:
             table, pages = step.table(name)[0].tolist(), s.pages(name)
         require(table == pages, "absent", "a step's table says %s, and the sequence's pages are %s", table, pages)
     s.abort()
+
+
+def law_what_comes_back_from_a_tier_is_what_was_live(case: ComponentCase) -> None:
+    """What the device lost, and a tier below it brings back, is what was computed from the sequence's own tokens.
+
+    Clauses: T3, D3, P4, P5, M9.
+    """
+    judge(case, below(case), *SERVING)

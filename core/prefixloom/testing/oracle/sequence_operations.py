@@ -59,21 +59,29 @@ class SequenceOperations(ComparedCache):
             if not f.boundary:
                 missing = -(-length // f.page) - len(run.sequence.pages(f.name))
                 wanted[f.name] = max(0, missing)
+        self.reserve(run, count, wanted, "grow")
+
+    def reserve(self, run: ModelSequence, count: int, wanted: dict[str, int], what: str) -> bool:
+        """Reserve ``count`` tokens, which takes the ``wanted`` slots. Return whether there was room."""
+        length = run.reserved + count
         try:
-            run.sequence.grow(count)
+            run.sequence.grow(count, arriving=what == "arrive")
         except CapacityError as error:
             require(not (self.room_is_exact and self.room(wanted)), "refused, and there is room: %s", error)
             self.check_refusal(error, wanted)
-            self.compare("grow refused")
-            return
+            self.compare(f"{what} refused")
+            return False
         except InputError:
             longest = min((f.capacity * f.page for f in self.model.facts if f.path), default=1 << 62)
             require(length > longest, "%s tokens are not too long for %s", length, longest)
             self.compare("grow too long")
-            return
+            return False
         run.reserved = length
+        if what == "arrive":
+            run.arrived = length
         self.extend(run, length + self.model.lookahead)
-        self.compare("grow", may_lose=wanted)
+        self.compare(what, may_lose=wanted)
+        return True
 
     def do_advance(self, number: int, budget: int) -> None:
         """Reserve up to where the sequence says that the next step should end, run that step alone, and publish.
@@ -131,19 +139,8 @@ class SequenceOperations(ComparedCache):
             if not f.boundary
         }
         wanted = {name: len(pages) for name, pages in fresh.items()}
-        try:
-            run.sequence.grow(count, arriving=True)
-        except CapacityError as error:
-            require(not (self.room_is_exact and self.room(wanted)), "refused, and there is room: %s", error)
-            self.check_refusal(error, wanted)
-            self.compare("arrive refused")
+        if not self.reserve(run, count, wanted, "arrive"):
             return
-        except InputError:
-            self.compare("grow too long")
-            return
-        run.reserved = run.arrived = length
-        self.extend(run, length + self.model.lookahead)
-        self.compare("arrive", may_lose=wanted)
         for name, listed in self.held(run).items():
             if name in fresh:
                 got = {i for i in listed if i >= first[name]}
