@@ -18,7 +18,7 @@ import attrs
 from typing_extensions import TypeVar
 
 from ..errors import ProtocolError
-from .pool import Fence, Pool
+from .pool import Fence, Pool, ignore
 from .streams import Event, Stream
 from .timeline import Timekeeper, wait_for
 
@@ -82,19 +82,14 @@ class Work(Generic[F]):
             return [(followers, broken)]
 
 
-def ignore(*_: object) -> None:
-    """Do nothing: the default of the callbacks of ``Flight``."""
-
-
 class Flight(Fence, Generic[F]):
     """The work in flight of one cache, oldest first.
 
     ``on_failure(work, followers, error)`` is called when the part of these followers in the work failed (of all of
-    them, if the work itself failed on its stream), ``on_over(work)`` when work and all before it are over, and
-    ``on_reuse(pool, data)`` when slots go to another owner before the work that may touch them is over.
+    them, if the work itself failed on its stream), and ``on_over(work)`` when work and all before it are over.
     """
 
-    __slots__ = ("_pools", "alone", "launched", "on_failure", "on_over", "on_reuse", "over", "times", "works")
+    __slots__ = ("_pools", "alone", "launched", "on_failure", "on_over", "over", "times", "works")
 
     def __init__(self, pools: Iterable[Pool]) -> None:
         super().__init__()
@@ -108,7 +103,6 @@ class Flight(Fence, Generic[F]):
         """The followers whose layers are being enqueued outside of steps, with the stream and its tick at the start."""
         self.on_failure: Callable[[Work[F], Many[F], BaseException], None] = ignore
         self.on_over: Callable[[Work[F]], None] = ignore
-        self.on_reuse: Callable[[Pool, bytes], None] = ignore
         self.times: Timekeeper | None = None
         """Times copies and waits; None while no timeline follows."""
         for pool in self._pools:
@@ -247,9 +241,6 @@ class Flight(Fence, Generic[F]):
             pool.settle(self.over)
             waiting += pool.retiring
         self.retiring = waiting > 0
-
-    def reused(self, pool: Pool, data: bytes) -> None:
-        self.on_reuse(pool, data)
 
 
 class Gates:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import warnings
 from array import array
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 from itertools import compress, repeat
 from typing import TYPE_CHECKING, Any
@@ -66,16 +66,19 @@ class Fence:
     ``retiring``     whether slots wait for steps to be over
     ``taken_early``  the newest step that may still touch slots which were taken before it was over; their new owner has
                      to be ordered after it. 0: there are no such slots
+    ``on_reuse``     called with a pool and slots that go to a new owner before the work that may touch them is over
     """
 
-    __slots__ = ("retiring", "stamp", "taken_early")
+    __slots__ = ("on_reuse", "retiring", "stamp", "taken_early")
 
     def __init__(self) -> None:
         self.stamp = self.taken_early = 0
         self.retiring = False
+        self.on_reuse: Callable[[Pool, bytes], None] = ignore
 
-    def reused(self, pool: Pool, data: bytes) -> None:
-        """Note that slots go to a new owner before the steps that may touch them are over."""
+
+def ignore(*_: object) -> None:
+    """Do nothing: the default of callbacks."""
 
 
 # ---------------------------------------------------------------- page numbers
@@ -267,7 +270,7 @@ class Pool:
                 data = data[:size]
             self._free_again(data)
             self.fence.taken_early = max(self.fence.taken_early, fence)
-            self.fence.reused(self, data)
+            self.fence.on_reuse(self, data)
 
     # ---------------------------------------------------------------- lent slots
     def has(self, slot: int) -> bool:
@@ -299,7 +302,7 @@ class Pool:
 
     def given_since(self, at_hand: int) -> set[int]:
         """The slots that were given back since so many were at hand, if none was taken meanwhile; and all that wait."""
-        return {*self._free[at_hand : self.at_hand], *(slot for _, data in self.retired for slot in array("i", data))}
+        return {*self.free_ids()[at_hand:]}
 
     def hand_back(self) -> array[int]:
         """Give the engine the slots that nobody owns and no step may touch any more."""
