@@ -141,9 +141,13 @@ def test_of_a_longer_prompt_only_the_rest_is_read() -> None:
     settle(cache)
 
 
-def test_who_shares_little_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_shares_little_does_not_wait() -> None:
     waited: list[Fetch] = []
-    monkeypatch.setattr(Fetch, "go_on", waited.append)
+
+    def are_over() -> bool:
+        waited.extend(fetch for fetch in behind(cache).reads.fetches if fetch.ahead is not None)
+        return all(each.over for each in told)
+
     store = stocked(part("path", Path()), tokens=TOKENS, kind=Counting)
     other = [*TOKENS[:16], *range(500, 580)]
     cache, _ = composed(part("path", Path()), store=store)
@@ -155,7 +159,7 @@ def test_who_shares_little_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> Non
     cache, _ = composed(part("path", Path()), store=store)
     sequences = [cache.open([*tokens, 99999]) for tokens in (TOKENS, other)]
     told = [sequence.restore() for sequence in sequences]
-    until(cache, lambda: all(each.over for each in told))
+    until(cache, are_over)
     assert [sequence.ready for sequence in sequences] == [160, 96] and not waited
     for sequence in sequences:
         sequence.close()

@@ -10,7 +10,7 @@ used meanwhile. A fetch waits for another one that is reading the same pieces.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from collections.abc import Sequence as Many
 from functools import partial
 
@@ -57,7 +57,7 @@ class StoreReads:
         if fetch.promises(fetch.limit):
             restored.over = self.behind.component.fetch == "best_effort"
             self.fetches.append(fetch)
-            fetch.search()
+            fetch.go_on()
 
     def poll(self) -> None:
         for fetch in list(self.fetches):
@@ -71,7 +71,7 @@ class StoreReads:
 
 
 class Fetch:
-    """The fetch of one prompt: a search, then a read of slices, one after the other.
+    """The fetch of one prompt. ``_steps`` is its life: a search, then a read of slices, one after the other.
 
     ``base``      the boundary that the cache can restore without the store
     ``limit``     the deepest boundary for which it searches
@@ -96,8 +96,7 @@ class Fetch:
         self.calls: list[PendingCall] = []
         self.reading = False
         self._batches: list[list[Piece]] = []
-        self._slices: list[list[Piece]] = []  # to be read after the present one
-        self._searches = 0
+        self._life = self._steps()
         self._ticket = -1  # of the search, or of the slice that is read
         self._told = True  # whether the ticket is done on this rank
         self._begun = behind.component.now()
@@ -114,7 +113,7 @@ class Fetch:
             self._until = self._begun + self.behind.component.patience(pages)
 
     def _open_ticket(self) -> None:
-        self._ticket, self._told = self.behind.open(self._advance), False
+        self._ticket, self._told = self.behind.open(self.go_on), False
 
     def _tell(self, amount: int) -> None:
         self._told = True
@@ -145,15 +144,93 @@ class Fetch:
         if late or all(call.over for call in self.calls):
             self._tell(self._arrived())
 
-    # ------------------------------------------------------------ searching
-    def search(self) -> None:
-        """Ask the store how deep it has the prompt."""
-        if not self._searches:
-            self._set_deadline(0)
-        self._searches += 1
-        self._open_ticket()
-        self.calls = [self.behind.ask(self.store, "search", self._find, lambda why: (self.base, why))]
+    # ------------------------------------------------------------ one step after the other
+    def _steps(self) -> Generator[None, int, None]:
+        """Search, and read what was found. Each step waits for the amount of a ticket, or for the fetch ``ahead``."""
+        behind, core = self.behind, self.behind.core
+        self._set_deadline(0)
+        alone = isinstance(behind.consensus, LocalConsensus)
+        while True:  # again up to the depth on which the ranks agree, if that is less than some have found
+            self._open_ticket()
+            self.calls = [behind.ask(self.store, "search", self._find, lambda why: (self.base, why))]
+            boundary = yield
+            if not self.promises(boundary):
+                return
+            if alone or boundary == self.limit:
+                break
+            self.limit = boundary
+        self.boundary = self.restored.wanted = boundary
+        while ahead := next((other for other in self.reads.fetches if self._comes_after(other)), None):
+            self.ahead = ahead
+            yield
+            self.ahead = None
+            match = find_again(core, self.match)
+            if match.restorable >= boundary:
+                return
+            self.held = min(boundary, _held_path(behind, match))
+        parts = slices(behind.copies.lanes, self.held, boundary, core.shape.page)
+        self.reading = bool(parts)  # or else the cache has all pieces already
+        self._set_deadline(sum(map(len, parts)))
+        for number, part in enumerate(parts):
+            if number:
+                self._wake_waiting()  # some may have all pieces by now
+            self._open_ticket()
+            self._batches, self.calls = calls_of(part), []
+            self._ask_more()
+            complete = yield
+            self._enter(complete)
+            if complete < len(self._batches):
+                return
 
+    def go_on(self, amount: int | None = None) -> None:
+        """Take the next step. After the last one the sequence is restored. An error ends the fetch alone."""
+        if self.running is None:  # it was given up
+            return
+        try:
+            try:
+                self._life.send(amount)  # type: ignore[arg-type]
+            except StopIteration:
+                self._end()
+        except PrefixloomError as error:
+            self._close()
+            if isinstance(error, InvariantError):
+                raise
+            log.warning("what a store brought is left out: %r", error)
+            self.restored.note(str(error))
+
+    def _enter(self, complete: int) -> None:
+        """Enter the pieces of the calls that are complete."""
+        brought = [
+            (piece, answer)
+            for call, batch in zip(self.calls[:complete], self._batches, strict=False)
+            for piece, answer in zip(batch, call.answers or (), strict=True)
+        ]
+        if brought:
+            place(self, brought, complete == len(self._batches))
+
+    def _end(self) -> None:
+        """End the fetch: restore the sequence, and let the fetches that wait go on."""
+        running, self.running = self.running, None
+        assert running is not None
+        restore_more(self.behind.copies, running, self.restored)
+        if self.restored.ready < self.restored.wanted and not self.restored.why:
+            self.restored.note("what the store brought found no room in the tier, or has left it again")
+        self._close()
+
+    def _close(self) -> None:
+        self.running = None
+        self.restored.over = True
+        self.calls = []
+        if self in self.reads.fetches:
+            self.reads.fetches.remove(self)
+        self._wake_waiting()
+
+    def _wake_waiting(self) -> None:
+        """Let the fetches that wait for this one go on."""
+        for other in [each for each in self.reads.fetches if each.ahead is self]:
+            other.go_on()
+
+    # ------------------------------------------------------------ searching
     def _find(self, backend: Backend) -> Answers:
         """Return the deepest boundary that the store can bring, or ``base``, and why it is not deeper.
 
@@ -207,19 +284,6 @@ class Fetch:
         return piece_key(lane, self.behind.fingerprints[lane.index], link, start, end)
 
     # ------------------------------------------------------------ reading
-    def _read(self) -> None:
-        """Ask for the pieces of ``boundary``, or wait for another fetch that reads most of them already."""
-        self.ahead = next((other for other in self.reads.fetches if self._comes_after(other)), None)
-        if self.ahead is not None:
-            return
-        self._slices = slices(self.behind.copies.lanes, self.held, self.boundary, self.behind.core.shape.page)
-        if not self._slices:  # the cache has all pieces already
-            self._end()
-            return
-        self.reading = True
-        self._set_deadline(sum(map(len, self._slices)))
-        self._read_slice()
-
     def _comes_after(self, other: Fetch) -> bool:
         """Return whether the other fetch brings all that is missing here, or at least half of the path."""
         page, size = self.behind.core.shape.page, self.behind.core.index.tree.page_bytes
@@ -233,13 +297,6 @@ class Fetch:
             and other.match.namespace == self.match.namespace
             and other.key[:upto] == self.key[:upto]
         )
-
-    def _read_slice(self) -> None:
-        """Begin to read the next slice, with one ticket for all of its calls."""
-        self._open_ticket()
-        self._batches = calls_of(self._slices.pop(0))
-        self.calls = []
-        self._ask_more()
 
     def _ask_more(self) -> None:
         """Make further calls, as long as those that are not over yet ask for no more bytes than a slice has."""
@@ -280,86 +337,6 @@ class Fetch:
         if len(self.calls) < len(self._batches):  # the time was over before the others were asked for
             self.restored.note(TOO_SLOW)
         return len(self.calls)
-
-    # ------------------------------------------------------------ after all ranks have agreed
-    def _advance(self, amount: int) -> None:
-        """Go on, after all ranks have agreed on the amount."""
-        if self.running is not None:
-            self._guarded(partial(self._take if self.reading else self._go_deep, amount))
-
-    def _guarded(self, step: Callable[[], None]) -> None:
-        """Take a step. An error ends this fetch, and serving goes on."""
-        try:
-            step()
-        except PrefixloomError as error:
-            self._close()
-            if isinstance(error, InvariantError):
-                raise
-            log.warning("what a store brought is left out: %r", error)
-            self.restored.note(str(error))
-
-    def _go_deep(self, boundary: int) -> None:
-        """Read what all ranks have found. If that is less than some have, search again up to there."""
-        agreed = isinstance(self.behind.consensus, LocalConsensus) or (self._searches > 1 and boundary == self.limit)
-        if not self.promises(boundary):
-            self._end()
-        elif not agreed:
-            self.limit = boundary
-            self.search()
-        else:
-            self.boundary = self.restored.wanted = boundary
-            self._read()
-
-    def _take(self, complete: int) -> None:
-        """Enter the pieces of the calls that are complete, and read the next slice or end."""
-        whole = complete == len(self._batches)
-        brought = [
-            (piece, answer)
-            for call, batch in zip(self.calls[:complete], self._batches, strict=False)
-            for piece, answer in zip(batch, call.answers or (), strict=True)
-        ]
-        if brought:
-            place(self, brought, whole)
-        if whole and self._slices:
-            self._wake_waiting()  # some may have all pieces by now
-            self._read_slice()
-        else:
-            self._end()
-
-    def _end(self) -> None:
-        """End the fetch: restore the sequence, and let the fetches that wait go on."""
-        running, self.running = self.running, None
-        assert running is not None
-        restore_more(self.behind.copies, running, self.restored)
-        if self.restored.ready < self.restored.wanted and not self.restored.why:
-            self.restored.note("what the store brought found no room in the tier, or has left it again")
-        self._close()
-
-    def _close(self) -> None:
-        self.running = None
-        self.restored.over = True
-        self.calls = []
-        if self in self.reads.fetches:
-            self.reads.fetches.remove(self)
-        self._wake_waiting()
-
-    def _wake_waiting(self) -> None:
-        """Let the fetches that wait for this one go on."""
-        for other in [each for each in self.reads.fetches if each.ahead is self]:
-            other.go_on()
-
-    def go_on(self) -> None:
-        """Read what is still missing, after the fetch that this one waited for."""
-        self._guarded(self._read_rest)
-
-    def _read_rest(self) -> None:
-        assert self.running is not None
-        match = find_again(self.behind.core, self.running.match)
-        if match.restorable >= self.boundary:
-            self._end()
-            return
-        self.held = min(self.boundary, _held_path(self.behind, match))
-        self._read()
 
 
 def _each(pieces: Many[Piece], why: str) -> Answers:
