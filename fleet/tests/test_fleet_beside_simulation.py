@@ -12,7 +12,7 @@ import pytest
 from bench.serving.fleet_policies import CHUNK, RUNNING, real_outcome, shrunk, simulated_outcome, write_tokens
 from prefixloom import Traffic
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="the extra 'ray' is not installed")
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
 BLOCK, REQUESTS, USERS = 16, 150, 24
 
 

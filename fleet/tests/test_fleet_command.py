@@ -83,7 +83,7 @@ def test_what_is_wrong_is_told_and_ends_with_2(
 def test_where_no_cluster_answers_it_is_said_at_once(
     command: str, address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("ray.serve", reason="the extra 'ray' is not installed")
+    pytest.importorskip("ray.serve", reason="Ray is not installed")
     file = tmp_path / "fleet.toml"
     file.write_text(f'[ray]\naddress = "{address}"')
     assert main(["fleet", command, str(file)]) == 2
@@ -92,7 +92,7 @@ def test_where_no_cluster_answers_it_is_said_at_once(
 
 def test_a_port_that_another_fleet_has_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Ray's servers would share it, and requests would go to either fleet."""
-    pytest.importorskip("ray.serve", reason="the extra 'ray' is not installed")
+    pytest.importorskip("ray.serve", reason="Ray is not installed")
     with socket.socket() as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         other.bind(("127.0.0.1", 0))

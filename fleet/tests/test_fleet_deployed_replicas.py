@@ -11,7 +11,7 @@ import pytest
 
 with warnings.catch_warnings():  # of Ray's own code
     warnings.simplefilter("ignore")
-    pytest.importorskip("ray.serve", reason="the extra 'ray' is not installed")
+    pytest.importorskip("ray.serve", reason="Ray is not installed")
 
 from ray.exceptions import RayError
 

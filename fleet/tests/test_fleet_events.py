@@ -14,7 +14,7 @@ import tests.support
 from tests.support.fleets import SERVER, OneServer, RunningFleet, cached, running_fleet, said, text, told_by
 
 pytestmark = [
-    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="the extra 'ray' is not installed"),
+    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed"),
     pytest.mark.xdist_group("fleet"),
 ]
 TABLES: dict[str, Any] = {

@@ -17,7 +17,7 @@ from tests.support.fleets import SERVER, OneServer, RunningFleet, cached, free_p
 from tests.support.machines import can_make_machines, ray_on_two_machines
 
 pytestmark = [
-    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="the extra 'ray' is not installed"),
+    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed"),
     pytest.mark.outside("ip", "unshare", "nsenter"),
     pytest.mark.skipif(not can_make_machines(), reason="to make a network, one has to be root on Linux"),
     pytest.mark.xdist_group("fleet"),

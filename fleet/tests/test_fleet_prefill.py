@@ -16,7 +16,7 @@ import pytest
 from tests.support.fleets import OneServer, RunningFleet, running_fleet, said, text
 
 pytestmark = [
-    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="the extra 'ray' is not installed"),
+    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed"),
     pytest.mark.xdist_group("fleet"),
 ]
 

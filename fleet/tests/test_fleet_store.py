@@ -18,7 +18,7 @@ from tests.support.fleets import SERVER, OneServer, cached, running_fleet, said
 from tests.support.store_servers import redis_server
 
 pytestmark = [
-    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="the extra 'ray' is not installed"),
+    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed"),
     pytest.mark.outside("redis-server"),
 ]
 LONG = "The tide comes in twice a day, and takes with it what nobody has tied. " * 6

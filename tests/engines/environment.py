@@ -156,7 +156,7 @@ def build(engine: str, into: Path, version: str | None = None, project: Path | N
         place_stand_ins(python, release.stand_ins)
         done.touch()
     if project is not None:
-        run(python, "-m", "pip", "install", "--quiet", "--no-deps", "--editable", project)
+        run(python, "-m", "pip", "install", "--quiet", "--no-deps", "-e", project, "-e", project / "plugins" / engine)
     return python
 
 

@@ -35,6 +35,8 @@ COMMANDS = {
     "new-component": "a distribution with a component of your own, which installs and passes the kit at once",
 }
 GROUP = "prefixloom.commands"
+APART = {"fleet": ("prefixloom-fleet", "fleet")}
+"""By command, its distribution where that is not prefixloom itself, and the folder of it in a checkout."""
 ERROR = 2
 INTERRUPTED = 130
 BROKEN_PIPE = 141
@@ -134,9 +136,10 @@ def _module(name: str) -> ModuleType:
             raise
     found = list(importlib.metadata.entry_points(group=GROUP, name=name))
     if not found:
+        distribution, folder = APART.get(name, ("prefixloom", "."))
         raise CompositionError(
             f"the command {name!r} is not installed: nothing offers it in the entry-point group {GROUP!r}. Install "
-            f"prefixloom itself with pip (`pip install -e .` in a checkout)"
+            f"{distribution} with pip (`pip install -e {folder}` in a checkout)"
         )
     module: ModuleType = found[0].load()
     return module

@@ -1,6 +1,8 @@
-"""The pytest plugin: ``pytest --component NAME`` checks an installed component against every law, one test for each.
+"""The pytest plugin, which checks an installed component against every law, one test for each.
 
-Pytest loads this plugin wherever prefixloom is installed, so it imports nothing heavy until the option is given.
+    pytest -p prefixloom.testing.pytest_plugin --component NAME
+
+It imports nothing heavy until the option is given.
 """
 
 from __future__ import annotations

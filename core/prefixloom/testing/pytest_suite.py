@@ -1,4 +1,4 @@
-"""The file that pytest collects for ``pytest --component NAME``: one test, which runs once for every law."""
+"""The file that pytest collects for ``--component NAME``: one test, which runs once for every law."""
 
 from __future__ import annotations
 

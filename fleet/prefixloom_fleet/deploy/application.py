@@ -36,9 +36,7 @@ try:
     from ray.serve.context import _get_global_client
     from ray.serve.schema import LoggingConfig
 except ModuleNotFoundError as error:
-    raise CompositionError(
-        f"a fleet needs the package {error.name!r}: install the extra, pip install 'prefixloom[ray]'"
-    ) from error
+    raise CompositionError(f"a fleet needs the package {error.name!r}: pip install prefixloom-fleet") from error
 
 LOOPBACK = "127.0.0.2" if sys.platform == "linux" else "127.0.0.1"
 """Ray replaces 127.0.0.1 by the address of this machine in its network. Linux has all of 127.0.0.0/8 as loopback."""

@@ -71,11 +71,11 @@ def test_each_policy_that_the_door_lets_in_is_one_of_ours() -> None:
 
 
 def test_the_entry_point_leads_to_the_door_and_imports_nothing_of_sglang() -> None:
-    project = tomllib.loads(Path(__file__).parents[3].joinpath("pyproject.toml").read_text())["project"]
+    project = tomllib.loads(Path(__file__).parents[1].joinpath("pyproject.toml").read_text())["project"]
     assert project["entry-points"]["sglang.srt.plugins"] == {"prefixloom": "prefixloom_sglang.door:register"}
     assert not any("sglang" in each for each in project["dependencies"]), "the engine itself is never a dependency"
     code = "import sys, prefixloom_sglang.door as door; assert 'sglang' not in sys.modules; door.register"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[1])
 
 
 @pytest.mark.parametrize(
