@@ -68,6 +68,8 @@ WRONG: dict[str, tuple[Callable[[Any], object], Any, str]] = {
         {**SMALL, "num_hidden_layers": 10**12},
         "num_hidden_layers must be .* from 1 to 1048576",
     ),
+    "key": (lambda given: EvictionPolicy("odd", key=given), 5, "EvictionPolicy: key must be a function, got 5"),
+    "make": (lambda given: ComponentType("odd", given), 5, "ComponentType: make must be a function, got 5"),
     "path": (compose, "a\0b", "cannot read the model config"),
     "profile": (compose, "a\0b.toml", "cannot be read: embedded null byte"),
 }

@@ -247,8 +247,7 @@ def test_a_policy_that_fails_is_counted_and_the_state_is_taken(bad: Any, caplog:
 @pytest.mark.parametrize(
     ("made", "told"),
     [
-        (lambda: AdmissionPolicy(""), "an admission policy needs a name"),
-        (lambda: AdmissionPolicy("x", admit=True), "'x': admit must be a function of a StateView, got True"),  # type: ignore[arg-type]
+        (lambda: AdmissionPolicy("x", admit=True), "AdmissionPolicy: admit must be a function, got True"),  # type: ignore[arg-type]
         (lambda: composed(paths(), admission="rare"), "an admission named 'rare'.*Built in: all, branch-and-last"),
         (lambda: composed(paths(), admission=3), "admission must be a name or an AdmissionPolicy, got 3"),
         (lambda: state(admission=3), "admission must be the name of a policy or an AdmissionPolicy, got 3"),

@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import attrs
 
-from ..errors import CompositionError
 from ..keys.tokens import Span
+from .checks import function, typed
 
 
 @attrs.frozen
@@ -37,16 +37,8 @@ class AdmissionPolicy:
     tree takes every state.
     """
 
-    name: str
-    admit: Callable[[StateView], bool] | None = None
-
-    def __attrs_post_init__(self) -> None:
-        if not isinstance(self.name, str) or not self.name:
-            raise CompositionError(f"an admission policy needs a name, got {self.name!r}")
-        if self.admit is not None and not callable(self.admit):
-            raise CompositionError(
-                f"admission policy {self.name!r}: admit must be a function of a StateView, got {self.admit!r}"
-            )
+    name: str = attrs.field(validator=typed(str))
+    admit: Callable[[StateView], bool] | None = attrs.field(default=None, validator=function)
 
 
 ADMISSIONS: dict[str, AdmissionPolicy] = {

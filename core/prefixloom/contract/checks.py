@@ -59,6 +59,12 @@ def at_least(low: int, what: str = "", error: type[Exception] = CompositionError
     return check
 
 
+def function(instance: object, field: attrs.Attribute[Any], value: Any) -> None:
+    """Validate a field that can be called, or is None."""
+    if value is not None and not callable(value):
+        raise CompositionError(f"{type(instance).__name__}: {field.name} must be a function, got {value!r}")
+
+
 def one_of(*allowed: object, error: type[Exception] = CompositionError) -> Check:
     """Return a validator of a field that has one of a few values."""
 

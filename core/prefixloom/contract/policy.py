@@ -10,6 +10,7 @@ from typing import Any
 import attrs
 
 from ..errors import CompositionError
+from .checks import function, typed
 from .queues import KeyedQueue, Link, ListQueue, Queue, RankedQueue, Use
 from .shares import SharedQueue
 
@@ -137,10 +138,10 @@ class EvictionPolicy:
     are those of ``compose``: then each owner has a queue of its own.
     """
 
-    name: str
-    key: Callable[[Use], Any] | None = None
-    make: Callable[[], Queue] | None = None
-    make_states: Callable[[], Queue] | None = None
+    name: str = attrs.field(validator=typed(str))
+    key: Callable[[Use], Any] | None = attrs.field(default=None, validator=function)
+    make: Callable[[], Queue] | None = attrs.field(default=None, validator=function)
+    make_states: Callable[[], Queue] | None = attrs.field(default=None, validator=function)
     shares: Mapping[str, float] | None = None
 
     def queue(self, *, states: bool = False) -> Queue:

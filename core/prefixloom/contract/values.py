@@ -14,7 +14,7 @@ import attrs
 
 from ..errors import CompositionError
 from ..keys.tokens import Span
-from .checks import at_least, items, one_of, typed
+from .checks import at_least, function, items, one_of, typed
 from .manifest import Manifest
 from .reach import Interval, Reach
 
@@ -131,19 +131,23 @@ class ComponentType:
     say), a list of (name suffix, options), one per component. ``caveats(facts, layers)`` returns warnings.
     """
 
-    kind: str
-    make: Callable[..., Any]
+    kind: str = attrs.field(validator=typed(str))
+    make: Callable[..., Any] = attrs.field(validator=function)
     summary: str = ""
     layer_kinds: frozenset[str] = attrs.field(factory=frozenset, converter=_names)
-    from_layers: Callable[[ModelFacts, tuple[LayerFacts, ...]], FromLayers] | None = None
-    caveats: Callable[[ModelFacts, tuple[LayerFacts, ...]], Iterable[str]] | None = None
+    from_layers: Callable[[ModelFacts, tuple[LayerFacts, ...]], FromLayers] | None = attrs.field(
+        default=None, validator=function
+    )
+    caveats: Callable[[ModelFacts, tuple[LayerFacts, ...]], Iterable[str]] | None = attrs.field(
+        default=None, validator=function
+    )
 
     def __attrs_post_init__(self) -> None:
         if self.layer_kinds and self.from_layers is None:
             raise CompositionError(f"component type {self.kind!r} names layer_kinds but has no from_layers")
         try:
             takes = inspect.signature(self.make).parameters.values()
-        except (TypeError, ValueError):  # it has no signature in Python, or is nothing that can be called
+        except (TypeError, ValueError):  # it has no signature in Python
             return
         if not any(each.name == "name" or each.kind is each.VAR_KEYWORD for each in takes):
             raise CompositionError(
