@@ -23,11 +23,6 @@ class HitRow:
     hit: int
     could: int
 
-    @property
-    def silent(self) -> bool:
-        """Whether nothing hits although something could."""
-        return self.hit == 0 < self.could
-
 
 def _text(seed: str, count: int) -> tuple[int, ...]:
     chance = random.Random(seed)

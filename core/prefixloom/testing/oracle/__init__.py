@@ -1,14 +1,12 @@
-"""The oracle: a prefix cache as plain sets, and the operations that are done to a cache and to the sets alike.
+"""The oracle: a prefix cache as plain sets, and the world of scripts that are done to a cache and to the sets.
 
     sets                  the model: facts of components, and what is resident, as sets
     view                  reads a cache's tree into plain data and compares its content
     comparison            one cache beside the sets, and everything that is compared after each operation
     sequence_operations   the operations on an open sequence
-    operations            all other operations, and ``apply``
-    writer                random scripts of operations
-    machine               replays scripts, shrinks those that fail, and prints them as code
+    operations            all other operations
+    writer                random scripts, and ``Pit``, where they are played
     faults                scripts in which each fallible point fails once
-    stateful              the same operations for Hypothesis
 
 Read ``sets`` first. This room must not know any law; it imports ``kit`` and ``inside``.
 """
