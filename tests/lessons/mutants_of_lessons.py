@@ -230,7 +230,7 @@ def states_are_copied_by_the_scheduling_thread(patch: pytest.MonkeyPatch) -> Non
 def again(self: Step, fills: Any) -> None:
     """Run what was to fill the sequences' states once more."""
     for lane, kind, src, dst in fills:
-        step.run_kind(self._core, self._stream, lane, kind, [] if kind == "clear" else [src], [dst])  # type: ignore[arg-type]
+        step.run_kind(self._core, self._work.stream, lane, kind, [] if kind == "clear" else [src], [dst])  # type: ignore[arg-type]
 
 
 def remembering_fills(patch: pytest.MonkeyPatch, then: Callable[[Step, Any], None]) -> None:
@@ -295,7 +295,7 @@ def tracks_are_taken_before_the_layers(patch: pytest.MonkeyPatch) -> None:
     def running(self: Step, stream: Any = None) -> None:
         honest(self, stream)
         for lane, (src, dst) in ops.keep_checkpoints(self._core, self._work, self._rows, False)[0].items():
-            ops.run_kind(self._core, self._stream, lane, lane.kept, src, dst)  # type: ignore[arg-type]
+            ops.run_kind(self._core, self._work.stream, lane, lane.kept, src, dst)  # type: ignore[arg-type]
 
     patch.setattr(Step, "run_ops", running)
     patch.setattr(step, "keep_checkpoints", lambda *args: ({}, 0))
@@ -375,7 +375,7 @@ def a_copied_source_is_not_covered(patch: pytest.MonkeyPatch) -> None:
     """The state that a match found may be evicted before it was copied."""
     acquire, release = StateLane.acquire, StateLane.release
 
-    def acquire_for_a_moment(self: StateLane, node: Any) -> Any:
+    def acquire_for_a_moment(self: StateLane, node: Any, receipt: Any = None) -> Any:
         cell = acquire(self, node)
         if cell is not None:
             release(self, cell)

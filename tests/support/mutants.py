@@ -335,7 +335,7 @@ MUTANTS: tuple[Mutant, ...] = (
            "return low * size", "return high * size + size * (len(rest) > (high + 1) * size)",
            ("law", "law_every_answer_is_what_the_sets_say", "path")),
     Mutant("a state filled alone keeps what it was copied from", "operations/ops.py", "run_fills",
-           "running.covers[point.index] = None\npoint.release(covered)", "",
+           "release_part(running, lane)", "",
            ("test", "test_fill.py", "may_go_as_soon")),
     Mutant("a state filled alone comes before what wrote it", "operations/ops.py", "enqueued",
            "flight.order(work, stream, running.fence, running)\nmine = (running,)", "mine = (running,)",

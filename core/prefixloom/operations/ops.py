@@ -22,6 +22,7 @@ from ..device.streams import Stream, enqueue
 from ..errors import CapacityError, PluginError, PrefixloomError
 from ..tree.holdings import StateHolding, Track
 from ..tree.state_lane import StateLane
+from .lease import release_part
 from .room import make_room
 from .state import CLEAR, Core, Hold, Row, Running
 
@@ -55,22 +56,19 @@ def batches(sequences: Many[Running]) -> list[Batch]:
     return list(out.items())
 
 
-def run_fills(core: Core, stream: Stream, sequences: Many[Running], due: Iterable[Batch]) -> None:
-    """Give the running states of ``sequences`` the content that is ``due``, and uncover the sources.
+def run_fills(core: Core, stream: Stream, sequences: Many[Running]) -> None:
+    """Give the running states of ``sequences`` the content that is due, and uncover the sources.
 
     If an op raises, all of the fills are still due.
     """
-    for (lane, kind), (src, dst) in due:
+    for (lane, kind), (src, dst) in batches(sequences):
         run_kind(core, stream, lane, kind, src, dst)
         if core.watcher is not None:
             lane.live.enter(dst, Stage.SEALED)  # the tree may take it over, if it has lost its own
     for running in sequences:
         if running.fills and running.core is not None:
-            for point in core.shape.state_lanes:
-                covered = running.covers[point.index]
-                if covered is not None:
-                    running.covers[point.index] = None
-                    point.release(covered)
+            for lane, _, _, _ in running.fills:
+                release_part(running, lane)
             running.fills = []
 
 

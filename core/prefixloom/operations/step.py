@@ -129,12 +129,12 @@ class Step:
         core = self._core
         with core:
             on = self._take_stream(stream)
-            fills = self._fills()
-            if gated and not fills and not self._plugin_ops:  # an op may read any of it
+            if gated and not self._has_ops:  # an op may read any of it
                 self._gates = Gates(on, core.flight.times)
             self._order(on)
             self._state = FILLING
-            run_fills(core, on, self._running if fills else (), fills)
+            if self.role == "target":
+                run_fills(core, on, self._running)
             run_due(core, on, self._plugin_ops, after=False)
             self._state = READY
 
@@ -147,6 +147,11 @@ class Step:
 
     def _fills(self) -> list[Batch]:
         return batches(self._running) if self.role == "target" else []
+
+    @property
+    def _has_ops(self) -> bool:
+        """Whether ``run_ops`` has, or had, something to run."""
+        return bool(self._plugin_ops or self._fills())
 
     def _take_stream(self, given: object) -> Stream:
         work = self._work
@@ -254,7 +259,7 @@ class Step:
         for row in rows:
             row.close()
         stream = work.stream or self._take_stream(None)
-        idle = before == OPEN and not self._plugin_ops and not self._fills()
+        idle = before == OPEN and not self._has_ops
         # Without ``run_ops`` the layers do not come after what they read: it is nobody's last step.
         unordered = before == OPEN and bool(core.flight.unfinished(self._fence(), work))
         failed: PrefixloomError | None = None
@@ -353,14 +358,13 @@ def fill_alone(core: Core, running: Running, given: object) -> None:
     flight = core.flight
     stream = core.stream(given)
     since = stream.tick
-    mine = (running,)
     if flight.alone:
         flight.end_alone(running)
     if (flight.works and flight.unfinished(running.fence)) or (running.fills and not stream.inline):
         with enqueued(core, stream, since, running, f"fill of {running!r}"):
-            run_fills(core, stream, mine, batches(mine))
+            run_fills(core, stream, (running,))
     elif running.fills:
-        run_fills(core, stream, mine, batches(mine))
+        run_fills(core, stream, (running,))
     if not stream.inline:
         flight.alone[running] = stream, since
     for lane in core.shape.state_lanes:  # from here on its layers may write it
