@@ -113,7 +113,7 @@ BUDGET: dict[str, int] = {
     "core/prefixloom/contract": 1_990,
     "core/prefixloom/device": 2_670,
     "core/prefixloom/tree": 2_710,
-    "core/prefixloom/operations": 3_440,
+    "core/prefixloom/operations": 3_430,
     "core/prefixloom/cache": 950,
     "core/prefixloom/tiers": 2_410,
     "core/prefixloom/insight": 1_260,

@@ -143,3 +143,17 @@ def test_no_end_and_nothing_resumed_at_goes_while_a_passed_state_may(seed: int) 
                     each[:] = [rng.randrange(1000, 2000) for _ in range(8)]
     assert resumed > 3
     settle(cache)
+
+
+def test_a_state_that_the_tree_has_is_not_evicted_for_a_copy_when_it_is_published_again() -> None:
+    cache = with_states(3)
+    first, second = (cache.open(range(16)) for _ in range(2))
+    for sequence in (first, second):
+        run(sequence, 8)
+    first.publish()
+    run(first, 4)  # it has copied the state that it handed over
+    second.publish()
+    assert cache.stats().components["state"].evicted == 0
+    for sequence in (first, second):
+        sequence.close()
+    assert cache.peek([*range(8), 99]) == 8

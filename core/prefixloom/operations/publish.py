@@ -157,10 +157,7 @@ def close(core: Core, running: Running) -> None:
 def _has_refused_state(core: Core, running: Running) -> bool:
     """Return whether the tree lacks a state that the sequence still has at its published end: it was refused there."""
     node = running.node
-    return any(
-        lane.admit is not None and lane.cell(node) is None and lane.donates(holding, node.end)
-        for lane, holding in running.states
-    )
+    return any(lane.admit is not None and lane.donates(holding, node) for lane, holding in running.states)
 
 
 def _stops(core: Core, running: Running, upto: int) -> Many[int]:
@@ -318,11 +315,10 @@ def _with_room(core: Core, running: Running, giving: Many[Lane], node: Node, end
     try:
         for lane in core.shape.state_lanes:
             holding = running.held[lane.index]
-            if lane not in giving or not lane.donates(holding, node.end):
+            if lane not in giving or not lane.donates(holding, node):
                 continue
             if isinstance(lane, CodedLane):
-                if lane.cell(node) is None:
-                    _encode(core, running, lane, node.end)
+                _encode(core, running, lane, node.end)
             elif not ends and not lane.live.at_hand:
                 try:
                     make_room(core, [(lane, 1)], "checkpoint", who=running)

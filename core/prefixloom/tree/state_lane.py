@@ -159,12 +159,13 @@ class StateLane(Lane[StateCell, StateCell, StateHolding]):
             holding.slot, *steps = self.live.take(self.per_sequence)
             holding.steps = tuple(steps)
 
-    def donates(self, holding: StateHolding, boundary: int) -> bool:
-        """Whether publishing ``boundary`` takes the running state, so that the sequence needs a fresh slot."""
+    def donates(self, holding: StateHolding, node: Node) -> bool:
+        """Whether a publication takes the running state at the end of ``node``, so that a fresh slot is needed."""
         return (
             holding.complete
-            and holding.as_of == boundary
-            and not any(track.as_of == boundary for track in holding.tracks)
+            and holding.as_of == node.end
+            and node.cells[self.index] is None
+            and not any(track.as_of == node.end for track in holding.tracks)
         )
 
     def adopt(self, run: list[Node], holding: StateHolding) -> None:
