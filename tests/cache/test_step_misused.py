@@ -115,6 +115,24 @@ def test_a_step_whose_op_failed_commits_nothing_when_the_caller_goes_on(late: bo
     settle(cache)
 
 
+def test_a_step_that_left_out_the_op_of_a_plugin_has_written_its_states_all_the_same() -> None:
+    mine = part("state", Point(), kind=Adds)
+    assert isinstance(mine, Adds)
+    cache = cache_of(part("path", Path()), mine)
+    sequence = cache.open(TOKENS)
+    run(sequence, 4)
+    sequence.grow(4)
+    mine.answer = (Op("clear", "state", dst=(0,), sequence=0),)
+    with pytest.raises(ProtocolError, match="ops that were not run"), cache.step([sequence]):
+        pass
+    mine.answer = ()
+    with pytest.raises(ProtocolError, match="may have written half a state"):
+        run(sequence, 0)
+    sequence.close()
+    assert cached(cache) == {"path": 1, "state": 0}
+    settle(cache)
+
+
 def test_a_state_is_not_taken_back_while_an_open_step_brings_it_further() -> None:
     """The step's end took it for the state of where the sequence was rewound to."""
     cache = cache_of(part("state", Point(), max_rewind=4), max_rewind=4)

@@ -114,7 +114,7 @@ BUDGET: dict[str, int] = {
     "core/prefixloom/device": 2_670,
     "core/prefixloom/tree": 2_710,
     "core/prefixloom/operations": 3_430,
-    "core/prefixloom/cache": 950,
+    "core/prefixloom/cache": 940,
     "core/prefixloom/tiers": 2_410,
     "core/prefixloom/insight": 1_260,
     "core/prefixloom/compose": 2_300,

@@ -356,8 +356,8 @@ def test_a_plan_is_frozen() -> None:
     cache = path_cache()
     serve(cache, TOKENS)
     plan = cache.match(TOKENS)
-    with pytest.raises(ProtocolError, match="a plan is frozen"):
-        plan.ready = 8
+    with pytest.raises(AttributeError):
+        plan.ready = 8  # type: ignore[misc]
     with cache.open(plan) as sequence:
         assert sequence.ready == 40
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from typing import NoReturn
+
+import attrs
 
 from ..contract.reach import Interval
 from ..errors import ProtocolError
@@ -12,6 +13,7 @@ from ..operations.match import candidates, current, goes_on, wanted_at
 from ..operations.state import Core, Match
 
 
+@attrs.frozen(eq=False, repr=False)
 class MatchPlan:
     """Where a prefix can resume. It holds true until something is lost (``stale``), and protects nothing.
 
@@ -25,17 +27,8 @@ class MatchPlan:
                     back. ``ready`` if that is not worth a load
     """
 
-    __slots__ = ("_core", "_match")
-
     _core: Core
     _match: Match
-
-    def __init__(self, core: Core, match: Match) -> None:
-        object.__setattr__(self, "_core", core)
-        object.__setattr__(self, "_match", match)
-
-    def __setattr__(self, name: str, value: object) -> NoReturn:
-        raise ProtocolError(f"a plan is frozen: {name} cannot be set")
 
     @property
     def core(self) -> Core:
