@@ -1,6 +1,7 @@
 """``python -m bench``: our own workloads, also beside another commit; or one comparison with the peers.
 
-``python -m bench [WORKLOAD ...] [--rounds 5] [--against REV [--as-written]] [--json]``
+``python -m bench [WORKLOAD ...] [--rounds 5] [--against REV [--as-written]] [--json] [--OPTION VALUE ...]``
+``python -m bench WORKLOAD --help``
 ``python -m bench --peers [SIDE ...] [--comps F,FS,FM,FSM] [--pages 1,16,64] [--rows GROUP,...] [--rounds 3] [--json]``
 
 Each side is a process of its own. The sides take turns in every round, so that a disturbance of the machine hits both.
@@ -15,6 +16,8 @@ and those of SGLang and vLLM that can be imported. See docs/performance.md.
 from __future__ import annotations
 
 import argparse
+import ast
+import inspect
 import json
 import sys
 import tempfile
@@ -29,32 +32,32 @@ from bench.peers.sides import SIDES
 from bench.runner.figures import Samples, summary, table
 from bench.runner.machine import MachineSpeed, describe
 from bench.runner.side import ROOT, SideProcess, checkout
-from bench.workloads.by_name import USUAL, WORKLOADS, path_of
+from bench.runner.worker import function_of
+from bench.workloads.by_name import QUICK, USUAL, WORKLOADS
 
 
-def measure(
-    names: list[str], rounds: int, against: str | None, as_written: bool, speed: MachineSpeed
-) -> tuple[Samples, dict[str, str]]:
-    """The samples of each side; and what was skipped, with the reason."""
+def measure(given: argparse.Namespace, options: dict[str, Any], speed: MachineSpeed) -> tuple[Samples, dict[str, str]]:
+    """Return the samples of each side; and what was skipped, with the reason."""
+    names = given.workloads or list(USUAL)
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         sides = {"here": SideProcess(ROOT, scratch / "here")}
         stack.callback(sides["here"].close)
-        if against is not None:
-            tree = stack.enter_context(checkout(against))
-            other = SideProcess(tree, scratch / "other", as_written=as_written)
-            sides[f"{against} as written" if as_written else against] = other
+        if given.against is not None:
+            tree = stack.enter_context(checkout(given.against))
+            other = SideProcess(tree, scratch / "other", as_written=given.as_written)
+            sides[f"{given.against} as written" if given.as_written else given.against] = other
             stack.callback(other.close)
         found: Samples = {label: {} for label in sides}
         skipped: dict[str, str] = {}
-        for number in range(rounds):
+        for number in range(rounds_of(given)):
             speed.read()
             for name in names:
                 order = list(sides.items())
                 for label, side in order if number % 2 == 0 else order[::-1]:
                     if f"{name}, {label}" in skipped:
                         continue
-                    answer = side.run(path_of(name))
+                    answer = side.run(WORKLOADS[name], collector=name not in QUICK, **options)
                     if "skipped" in answer:
                         skipped[f"{name}, {label}"] = f"{answer['error']}: {answer['skipped']}"
                     for row, samples in answer.get("rows", {}).items():
@@ -63,8 +66,29 @@ def measure(
     return found, skipped
 
 
+def rounds_of(given: argparse.Namespace) -> int:
+    return given.rounds or (5 if set(given.workloads) <= set(QUICK) else 1)
+
+
+def options_of(given: argparse.Namespace, left: list[str], parser: argparse.ArgumentParser) -> dict[str, Any]:
+    """Return the options of workloads: ``--leaves 1000`` is ``leaves=1000``, and ``--comps F,FS`` a text."""
+    found: dict[str, Any] = {}
+    if given.peers is None:  # options that the comparison has as well
+        left += [
+            each for name in ("comps", "pages") if (value := getattr(given, name)) for each in (f"--{name}", value)
+        ]
+    for name, value in zip(left[::2], [*left[1::2], None], strict=False):
+        if not name.startswith("--") or value is None:
+            parser.error(f"{name} is no option with a value")
+        try:
+            found[name[2:].replace("-", "_")] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            found[name[2:].replace("-", "_")] = value
+    return found
+
+
 def beside_peers(given: argparse.Namespace, parser: argparse.ArgumentParser) -> str:
-    """The comparison as text: a new one, or one that was saved."""
+    """Return the comparison as text: a new one, or one that was saved."""
     if given.read:
         result = merged([json.loads(path.read_text()) for path in given.read])
     else:
@@ -75,8 +99,9 @@ def beside_peers(given: argparse.Namespace, parser: argparse.ArgumentParser) -> 
         if unknown := set(groups) - set(rows.GROUPS):
             parser.error(f"no rows {', '.join(sorted(unknown))}; there are {', '.join(rows.GROUPS)}")
         sizes = asdict(rows.TINY) if given.tiny else {}
-        pages = [int(page) for page in given.pages.split(",")]
-        result = compare(sides, groups, given.comps.split(","), pages, given.rounds or 3, sizes)
+        pages = [int(page) for page in (given.pages or "1,16,64").split(",")]
+        comps = (given.comps or "F,FS,FM,FSM").split(",")
+        result = compare(sides, groups, comps, pages, given.rounds or 3, sizes)
     if given.json:
         return json.dumps(result, indent=1)
     if given.markdown is None:
@@ -89,17 +114,20 @@ def beside_peers(given: argparse.Namespace, parser: argparse.ArgumentParser) -> 
 
 def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m bench",
+        allow_abbrev=False,
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("workloads", nargs="*", metavar="WORKLOAD", help=f"any of {', '.join(WORKLOADS)}")
-    parser.add_argument("--rounds", type=int, help="default: 5; beside the peers 3")
+    parser.add_argument("--rounds", type=int, help="default: 5; beside the peers 3; 1 of what takes minutes")
     parser.add_argument("--against", metavar="REV", help="measure this commit as well")
     parser.add_argument("--as-written", action="store_true", help="compose the caches of REV with fuse=False")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     beside = parser.add_argument_group("beside the peers")
     beside.add_argument("--peers", nargs="*", metavar="SIDE", help="all sides, or these: names, or module:Class")
-    beside.add_argument("--comps", default="F,FS,FM,FSM", help="F full attention, S a window, M a recurrent state")
-    beside.add_argument("--pages", default="1,16,64", help="tokens of a page")
+    beside.add_argument("--comps", help="of F, a window S and a recurrent state M (default: F,FS,FM,FSM)")
+    beside.add_argument("--pages", help="tokens of a page (default: 1,16,64)")
     beside.add_argument("--rows", help="groups of rows (default: all)")
     beside.add_argument("--tiny", action="store_true", help="small sizes: they only show that everything runs")
     beside.add_argument(
@@ -118,23 +146,27 @@ def arguments() -> argparse.ArgumentParser:
 
 def main() -> int:
     parser = arguments()
-    given = parser.parse_args()
+    if len(sys.argv) == 3 and sys.argv[1] in WORKLOADS and sys.argv[2] in ("-h", "--help"):
+        function = function_of(WORKLOADS[sys.argv[1]])
+        print(f"{sys.argv[1]}{inspect.signature(function)}\n\n{inspect.getdoc(inspect.getmodule(function))}")
+        return 0
+    given, left = parser.parse_known_args()
+    options = options_of(given, left, parser)
     if given.rounds is not None and given.rounds < 1:
         parser.error("--rounds must be at least 1")
     if given.as_written and given.against is None:
         parser.error("--as-written needs --against REV")
     if given.peers is not None:
-        if given.workloads or given.against:
-            parser.error("--peers cannot be combined with workloads or --against")
+        if given.workloads or given.against or options:
+            parser.error("--peers cannot be combined with workloads, their options or --against")
         print(beside_peers(given, parser))
         return 0
     if unknown := set(given.workloads) - set(WORKLOADS):
         parser.error(f"no workload {', '.join(sorted(unknown))}; there are {', '.join(WORKLOADS)}")
-    rounds = given.rounds or 5
     speed = MachineSpeed()
-    sides, skipped = measure(given.workloads or list(USUAL), rounds, given.against, given.as_written, speed)
+    sides, skipped = measure(given, options, speed)
     result: dict[str, Any] = {
-        "rounds": rounds, "rows": summary(sides), "skipped": skipped, "machine": speed.readings
+        "rounds": rounds_of(given), "rows": summary(sides), "skipped": skipped, "machine": speed.readings
     }  # fmt: skip
     if given.json:
         print(json.dumps(result, indent=2))

@@ -1,5 +1,4 @@
 """What the lab can do: how fast it replays a trace, and what each eviction policy hits there, beside the bound.
 
-Each module is a script of its own (``python -m bench.lab.speed --help``). Read ``speed`` first. This room knows no
-engine and no peer.
+Read ``speed`` first. This room knows no engine and no peer.
 """

@@ -1,37 +1,31 @@
 """Eviction policies on a trace of blocks, beside LRU and the offline optimum: the token hit rate of each.
 
-python -m bench.lab.policies conversation_trace.jsonl.gz --block 512 --capacity 1000 3000 --policy adaptive slru
-
 A block of the trace is one token here, and one page, in a cache with full attention alone: a miss-ratio curve of a long
 trace takes seconds. Whole blocks only, one request after the other, published every 2,048 tokens of the trace. A prompt
-of more blocks than the pool has is cut there. ``--part 0.5 1`` takes the second half of the trace.
-
-python -m bench.lab.policies --made
-
-The same on traces that are made, which no policy was tuned to.
+of more blocks than the pool has is cut there. ``part`` (0.5, 1) takes the second half of the trace. Without a trace,
+traces are made, which no policy was tuned to. Beside LRU and the bound stands how much of the gap each policy closes.
 """
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import itertools
 import json
 import random
-import time
 from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path as File
 
 import attrs
 
-from prefixloom import Buffer, Component, EvictionPolicy, Manifest, Path, Traffic, compose
+from bench.runner.figures import Rows
+from prefixloom import Buffer, Component, Manifest, Path, Traffic, compose
 from prefixloom.lab import SyntheticTrace
 from prefixloom.lab.bounds import chained, optimum
-from prefixloom_policies.adaptive import NEW, AdaptiveQueue
+from prefixloom_policies import adaptive
 from prefixloom_policies.cells import Prints
 
-CHUNK = 2048
+CHUNK, NEW = 2048, adaptive.NEW
 Prompts = list[list[int]]
 
 
@@ -51,19 +45,11 @@ class BlockTrace:
         paths = [row["hash_ids"][: row["input_length"] // block] for row in rows]
         return cls(chained(paths), sum(row["input_length"] for row in rows), block)
 
-    def scaled(self, policy: str) -> str | EvictionPolicy:
-        """Return the policy with its figures in blocks, as tokens are blocks here."""
-        new = [each // self.block for each in NEW]
-        return (
-            EvictionPolicy("adaptive by blocks", make=lambda: AdaptiveQueue(8, new)) if policy == "adaptive" else policy
-        )
-
     def hit_rate(self, policy: str, capacity: int) -> float:
-        """The part of all tokens that a cache of ``capacity`` blocks hits."""
+        """Return the part of all tokens that a cache of ``capacity`` blocks hits. A token is a block here."""
+        Prints.stride, adaptive.NEW = 1, tuple(each // self.block for each in NEW)
         kv = Component("kv", Manifest([Buffer("data", (1,), "int64")]), Path())
-        cache = compose(
-            None, plugins=[kv], page_size=1, capacity=capacity, device="meta", policy=self.scaled(policy), debug=False
-        )
+        cache = compose(None, plugins=[kv], page_size=1, capacity=capacity, device="meta", policy=policy, debug=False)
         chunk = max(CHUNK // self.block, 1)
         hit = 0
         for path in self.paths:
@@ -127,38 +113,21 @@ def blocks(prompts: Prompts, block: int = 64) -> BlockTrace:
     return BlockTrace(chained(prompts), sum(map(len, prompts)) * block, block)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("trace", type=File, nargs="?")
-    parser.add_argument("--made", action="store_true", help="traces that are made, at capacities of their own")
-    parser.add_argument("--block", type=int, default=512, help="tokens of a block of the trace")
-    parser.add_argument("--capacity", type=int, nargs="+", default=[], help="blocks of the pool")
-    parser.add_argument("--policy", nargs="+", default=["adaptive"], help="beside lru")
-    parser.add_argument("--part", type=float, nargs=2, default=(0.0, 1.0), metavar=("FROM", "TO"))
-    options = parser.parse_args(arguments)
-    if options.made is (options.trace is not None):
-        parser.error("give a trace, or --made")
-    Prints.stride = 1  # a token is a block, so that each one counts
-    if options.made:
-        for name, made, capacities in MadeTraces():
-            compare(name, made, capacities, options.policy)
-    else:
-        trace = BlockTrace.read(options.trace, options.block, tuple(options.part))
-        compare(options.trace.name, trace, options.capacity, options.policy)
-
-
-def compare(name: str, trace: BlockTrace, capacities: Sequence[int], policies: Sequence[str]) -> None:
-    """Print the hit rates of policies beside those of LRU and of the optimum."""
-    for capacity in capacities:
-        best, least = trace.bound(capacity), trace.hit_rate("lru", capacity)
-        print(f"{name} {capacity} blocks: lru {least:.4f}, bound {best:.4f}", flush=True)
-        for policy in policies:
-            begun = time.process_time()
-            rate = trace.hit_rate(policy, capacity)
-            closed = (rate - least) / (best - least) if best > least else 0.0
-            spent = time.process_time() - begun
-            print(f"  {policy:10} {rate:.4f}  {100 * closed:+6.1f}% of the gap  {spent:.1f} s", flush=True)
-
-
-if __name__ == "__main__":
-    main()
+def policies(
+    trace: str | None = None, block: int = 512, capacity: Sequence[int] = (1000, 3000), policy: str = "adaptive",
+    part: tuple[float, float] = (0.0, 1.0),
+) -> Rows:  # fmt: skip
+    """Return the hit rates of LRU, of the bound and of each policy at each capacity, in percent of all tokens."""
+    found: Rows = {}
+    given = [(File(trace).name, BlockTrace.read(File(trace), block, part), capacity)] if trace else MadeTraces()
+    for name, blocks_, capacities in given:
+        for count in capacities:
+            where = f"{name}, {count} blocks"
+            best, least = blocks_.bound(count), blocks_.hit_rate("lru", count)
+            found |= {f"{where}, lru, %": [100 * least], f"{where}, bound, %": [100 * best]}
+            for each in policy.split(","):
+                rate = blocks_.hit_rate(each, count)
+                found[f"{where}, {each}, %"] = [100 * rate]
+                found[f"{where}, {each}, % of the gap"] = [100 * (rate - least) / (best - least or 1)]
+            print(*(f"{row} {figure:.2f}" for row, (figure,) in found.items() if row.startswith(where)), sep="; ")
+    return found

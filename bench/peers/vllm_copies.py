@@ -2,15 +2,13 @@
 
 The worker's side of the connector stores blocks to the host and loads them again, without vLLM. Beside it stands a copy
 for each block and layer by torch, from pageable and from page-locked memory of the host. The model is a stand-in that
-multiplies matrices on its own stream. ``python -m bench.peers.vllm_copies``, on a machine with a GPU.
+multiplies matrices on its own stream. It needs a machine with a GPU.
 """
 
 from __future__ import annotations
 
-import argparse
 import random
 import statistics
-import sys
 import tempfile
 import threading
 import time
@@ -21,6 +19,7 @@ from pathlib import Path
 
 import torch
 
+from bench.runner.figures import Rows
 from prefixloom_vllm.figures import Figures
 from prefixloom_vllm.groups import groups_of
 from prefixloom_vllm.region import Region
@@ -138,40 +137,34 @@ def slowed(side: CopyingWorker, model: Products, to_host: bool) -> float:
     return beside / alone
 
 
-def measure(name: str, folder: Path, rounds: int) -> None:
+def measure(name: str, folder: Path, times: int) -> Rows:
     side, model = CopyingWorker(folder, *SHAPES[name]), Products()
     torch.cuda.synchronize()
+    found: Rows = {}
 
-    def row(what: str, to_host: bool, call: Callable[[], None], more: str = "") -> None:
-        took, spent = median(call, rounds)
-        way = "store" if to_host else "load"
-        print(f"| {name} | {way} | {what} | {BYTES / took / 1e9:.1f} | {spent * 1e3:.1f} | {more} |", flush=True)
+    def row(what: str, to_host: bool, call: Callable[[], None]) -> None:
+        took, spent = median(call, times)
+        called = f"{name}, {'store' if to_host else 'load'}, {what}"
+        found[f"{called}, GB/s"] = [BYTES / took / 1e9]
+        found[f"{called}, ms of the process"] = [spent * 1e3]
 
     for to_host in (True, False):
         side.copy(to_host)
-        times = f"{slowed(side, model, to_host):.2f}"
-        row("connector", to_host, partial(side.copy, to_host), times)
+        found[f"{name}, {'store' if to_host else 'load'}, the model takes, times"] = [slowed(side, model, to_host)]
+        row("connector", to_host, partial(side.copy, to_host))
         row("a call for each, page-locked", to_host, partial(side.one_by_one, to_host))
     side.region.page_unlock()
     for to_host in (True, False):
         row("a call for each, pageable", to_host, partial(side.one_by_one, to_host))
     side.close()
+    return found
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.peers.vllm_copies", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=9)
-    options = parser.parse_args()
+def vllm_copies(times: int = 9) -> Rows:
     if not torch.cuda.is_available():
-        parser.error("torch sees no GPU")
-    print(torch.cuda.get_device_name())
-    print("| shape | | copied by | GB/s | ms of the process's time | the model takes, times |")
-    print("|---|---|---|---|---|---|")
+        raise RuntimeError("torch sees no GPU")
+    found: Rows = {}
     for name in SHAPES:
         with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-            measure(name, Path(folder), options.rounds)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+            found |= measure(name, Path(folder), times)
+    return found

@@ -3,22 +3,18 @@
 The forward passes are faked: a step answers with a token for each request that has reached the end of what is known,
 and copies between the device and the host are over when the step is. All else is vLLM's: its scheduler, block pool,
 caches of each kind, admission and preemption, and its own connector with its host tier's books. Each side gets the same
-blocks on the device and the same bytes on the host.
+blocks on the device and the same bytes on the host. ``model`` is a folder with a config.json, whose sizes are not used.
 
 Counted are the tokens that each side found, and the processor time of the thread that schedules: in ``add_request``,
-``schedule`` and ``update_from_output``, where connectors do all their work. Run in vLLM's environment (docs/vllm.md):
-
-    python -m bench.peers.vllm_trace --trace TRACE.jsonl.gz --model MODEL --groups full,window
+``schedule`` and ``update_from_output``, where connectors do all their work. Run in vLLM's environment (docs/vllm.md).
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
 import gzip
 import itertools
 import json
-import os
 import statistics
 import time
 from collections import deque
@@ -28,28 +24,28 @@ from typing import Any
 
 import attrs
 
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-
-import torch
-from vllm.config import CacheConfig, KVTransferConfig, ModelConfig, ParallelConfig, SchedulerConfig, VllmConfig
-from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
-from vllm.sampling_params import SamplingParams
-from vllm.utils.hashing import sha256
-from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
-from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
-from vllm.v1.kv_cache_interface import (
-    FullAttentionSpec,
+from bench.engines.stand_ins import imported
+from bench.engines.vllm import (
     KVCacheConfig,
     KVCacheGroupSpec,
-    KVCacheTensor,
-    MambaSpec,
-    SlidingWindowSpec,
+    Request,
+    SamplingParams,
+    Scheduler,
+    get_request_block_hasher,
+    sha256,
+    spec_of,
 )
-from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
-from vllm.v1.request import Request
-from vllm.v1.structured_output import StructuredOutputManager
+from bench.runner.figures import Rows
 
+with imported("vllm", "0.33.0"):
+    from vllm.config import CacheConfig, KVTransferConfig, ModelConfig, ParallelConfig, SchedulerConfig, VllmConfig
+    from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
+    from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
+    from vllm.v1.kv_cache_interface import KVCacheTensor
+    from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+    from vllm.v1.structured_output import StructuredOutputManager
+
+KINDS = {"full": "path", "window": "window", "state": "state"}
 LONGEST = 200_000
 
 
@@ -98,16 +94,13 @@ BLOCK_BYTES = 4096
 
 def groups_of(scene: Scene) -> KVCacheConfig:
     """Groups of one layer whose blocks have the same bytes, as vLLM makes them."""
-    kv = {"block_size": scene.page, "num_kv_heads": 1, "dtype": torch.bfloat16}
-    kv["head_size"] = BLOCK_BYTES // (scene.page * 2 * 2)
-    specs = {
-        "full": lambda: FullAttentionSpec(**kv),
-        "window": lambda: SlidingWindowSpec(**kv, sliding_window=scene.window),
-        "state": lambda: MambaSpec(
-            block_size=scene.page, shapes=((BLOCK_BYTES // 2,),), dtypes=(torch.bfloat16,), mamba_cache_mode="align"
-        ),
-    }  # fmt: skip
-    groups = [KVCacheGroupSpec([f"{at}.{each}"], specs[each]()) for at, each in enumerate(scene.groups)]
+    groups = [
+        KVCacheGroupSpec(
+            [f"{at}.{each}"],
+            spec_of(KINDS[each], scene.page, BLOCK_BYTES // (1 if each == "state" else scene.page), scene.window),
+        )
+        for at, each in enumerate(scene.groups)
+    ]
     sizes = {group.kv_cache_spec.page_size_bytes for group in groups}
     assert sizes == {BLOCK_BYTES}, sizes
     names = [group.layer_names[0] for group in groups]
@@ -193,7 +186,6 @@ class CopiesThatEnd:
 
 def run(side: str, scene: Scene, asked: list[Entry]) -> dict[str, Any]:
     """Serve all requests, ``scene.running`` at a time, and count."""
-    init_none_hash(sha256)
     scheduler, config, kv_cache_config = scheduler_of(side, scene)
     worker = CopiesThatEnd(side, scheduler, config, kv_cache_config)
     hasher = get_request_block_hasher(scheduler.hash_block_size, sha256)
@@ -252,46 +244,32 @@ def run(side: str, scene: Scene, asked: list[Entry]) -> dict[str, Any]:
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--trace", type=Path, required=True)
-    parser.add_argument("--model", required=True, help="a folder with a config.json; its sizes are not used")
-    parser.add_argument("--block", type=int, default=512, help="tokens of a block of the trace")
-    parser.add_argument("--scale", type=int, default=8, help="how many times fewer tokens")
-    parser.add_argument("--requests", type=int, default=500)
-    parser.add_argument("--answer", type=int, default=32, help="tokens of an answer, at most")
-    parser.add_argument("--groups", default="full")
-    parser.add_argument("--page", type=int, default=16)
-    parser.add_argument("--window", type=int, default=128)
-    parser.add_argument("--device", type=int, default=2000, help="blocks on the device")
-    parser.add_argument("--host", type=int, default=4000, help="blocks' bytes on the host")
-    parser.add_argument("--running", type=int, default=8)
-    parser.add_argument("--budget", type=int, default=2048)
-    parser.add_argument("--sides", default="none,offloading,prefixloom")
-    parser.add_argument("--shm", default="/dev/shm")
-    told = parser.parse_args()
-    torch.set_num_threads(1)
-    asked = [*entries(told.trace, told.requests, told.block, told.scale, told.answer)]
+def vllm_trace(
+    trace: str, model: str, block: int = 512, scale: int = 8, requests: int = 500, answer: int = 32,
+    groups: str = "full", page: int = 16, window: int = 128, device: int = 2000, host: int = 4000, running: int = 8,
+    budget: int = 2048, sides: str = "none,offloading,prefixloom", shm: str = "/dev/shm",
+) -> Rows:  # fmt: skip
+    """Return what each side found and its time. ``block``: tokens of a block of the trace; ``scale``: how many fewer.
+
+    ``device`` and ``host`` are blocks. Sides may also be "arc" and "reach": other policies of vLLM's host tier.
+    """
+    asked = [*entries(Path(trace), requests, block, scale, answer)]
     scene = Scene(
-        told.model, tuple(told.groups.split(",")), told.page, told.window, told.device, told.host * BLOCK_BYTES,
-        told.running, told.budget, told.shm,
+        model, tuple(groups.split(",")), page, window, device, host * BLOCK_BYTES, running, budget, shm
     )  # fmt: skip
-    first: dict[str, Any] = {}
-    print("| side | found on the device | and on the host | of the prompts | ms of the scheduler a request | median |")
-    print("|---|---|---|---|---|---|")
-    for side in told.sides.split(","):
-        got = run(side, scene, asked)
-        first[side] = got
+    found: Rows = {}
+    by_side = {side: run(side, scene, asked) for side in sides.split(",")}
+    for side, got in by_side.items():
         share = (got["local"] + got["external"]) / got["prompt"]
-        print(
-            f"| {side} | {got['local']} | {got['external']} | {share:.4f} | {got['ms']:.2f} | {got['median']:.2f} |",
-            flush=True,
-        )
-    if "offloading" in first and "prefixloom" in first:
-        own, ours = first["offloading"], first["prefixloom"]
+        rows = {
+            "found on the device": got["local"], "found on the host": got["external"],
+            "of the prompts, %": 100 * share, "ms of the scheduler a request": got["ms"],
+            "median ms of the scheduler": got["median"],
+        }  # fmt: skip
+        found |= {f"{side}: {row}": [float(figure)] for row, figure in rows.items()}
+    if {"offloading", "prefixloom"} <= by_side.keys():
+        own, ours = by_side["offloading"], by_side["prefixloom"]
         hits = (ours["local"] + ours["external"]) / max(1, own["local"] + own["external"])
-        print(f"hits {hits:.3f} of vLLM's own, scheduler's time {ours['seconds'] / own['seconds']:.3f} of its")
-
-
-if __name__ == "__main__":
-    main()
+        found["prefixloom over offloading: hits"] = [hits]
+        found["prefixloom over offloading: scheduler's time"] = [ours["seconds"] / own["seconds"]]
+    return found

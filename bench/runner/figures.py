@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable, Mapping
 from typing import Any
 
 Rows = dict[str, list[float]]
 """By row: samples. A row's name ends with its unit."""
 Samples = dict[str, dict[str, Rows]]
 """By side, workload and row."""
+
+
+def in_turn(sides: Mapping[str, Callable[[], float]], rounds: int, warm: int = 1) -> dict[str, list[float]]:
+    """Return each side's figures of so many rounds. Each is as often first; the first ``warm`` rounds do not count."""
+    found: dict[str, list[float]] = {name: [] for name in sides}
+    for number in range(rounds + warm):
+        for name in list(sides)[:: -1 if number % 2 else 1]:
+            figure = sides[name]()
+            found[name] += [figure] if number >= warm else []
+    return found
 
 
 def spread(samples: list[float]) -> dict[str, float]:

@@ -33,9 +33,7 @@ class SideProcess:
     def __init__(self, tree: Path, scratch: Path, *, as_written: bool = False) -> None:
         project = _project(tree)
         register(project["project"], scratch)
-        packages = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
-        sources = dict.fromkeys((tree / package).parent for package in packages)
-        paths = [scratch, *sources, ROOT, *filter(None, [os.environ.get("PYTHONPATH")])]
+        paths = [scratch, *sources_of(tree), ROOT, *filter(None, [os.environ.get("PYTHONPATH")])]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "bench.runner.worker", *["--as-written"] * as_written],
             stdin=subprocess.PIPE,
@@ -44,11 +42,14 @@ class SideProcess:
             env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))},
         )
 
-    def run(self, function: str, **arguments: Any) -> dict[str, Any]:
-        """Call ``module:function`` there. The answer has either ``rows``, or ``skipped`` with the reason."""
+    def run(self, function: str, *, collector: bool = False, **arguments: Any) -> dict[str, Any]:
+        """Call ``module:function`` there. The answer has either ``rows``, or ``skipped`` with the reason.
+
+        Without ``collector``, the garbage collector does not run meanwhile.
+        """
         assert self.process.stdin is not None and self.process.stdout is not None
         try:
-            print(json.dumps([function, arguments]), file=self.process.stdin, flush=True)
+            print(json.dumps([function, collector, arguments]), file=self.process.stdin, flush=True)
             answer = self.process.stdout.readline()
         except BrokenPipeError:
             answer = ""
@@ -74,6 +75,18 @@ def checkout(revision: str) -> Iterator[Path]:
             yield tree
         finally:
             subprocess.run([*git, "remove", "--force", str(tree)], check=True)
+
+
+def sources_of(tree: Path) -> list[Path]:
+    """Return the folders in which the packages of a tree's distributions lie."""
+    found: dict[Path, None] = {}
+    for folder in (
+        tree,
+        *(each.parent for place in ("*", "plugins/*") for each in tree.glob(f"{place}/pyproject.toml")),
+    ):
+        for package in _project(folder)["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]:
+            found[(folder / package).parent] = None
+    return list(found)
 
 
 def _project(tree: Path) -> dict[str, Any]:

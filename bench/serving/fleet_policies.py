@@ -1,9 +1,7 @@
 """Routing policies on a real fleet, beside the simulation of the same fleet on the same requests.
 
-``python -m bench.serving.fleet_policies TRACE [--limit 1000] [--block 16] [--speed 2] [--memory 32MiB]``
-
-A trace's prompts are too long for replicas on a CPU. So each block of the trace becomes ``--block`` bytes, which are
-tokens of the built-in model; an answer has ``--answer`` tokens, and time goes ``--speed`` times as fast. Requests are
+A trace's prompts are too long for replicas on a CPU. So each block of the trace becomes ``block`` bytes, which are
+tokens of the built-in model; an answer has ``answer`` tokens, and time goes ``speed`` times as fast. Requests are
 sent when they arrive, whatever is still unanswered. Each number of replicas and each policy has a fleet of its own.
 
 Before the requests, other prompts measure how fast the replicas compute and decode while all of them do, and the caches
@@ -12,7 +10,6 @@ are flushed. These are the speeds of the simulation, whose replicas have the sam
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import random
@@ -29,6 +26,7 @@ from pathlib import Path
 import attrs
 import httpx
 
+from bench.runner.figures import Rows
 from prefixloom import Traffic
 from prefixloom.lab import BlockPrompt, Service, Setup, read_trace
 from prefixloom_engine.threeway import ThreeWay
@@ -227,43 +225,28 @@ def write_tokens(path: Path, asked: list[TimedRequest], answer: int) -> None:
             lines.write(json.dumps(told) + "\n")
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("trace", type=Path)
-    parser.add_argument("--limit", type=int, default=1000)
-    parser.add_argument("--block", type=int, default=16, help="tokens that a block of the trace becomes")
-    parser.add_argument("--speed", type=float, default=2.0)
-    parser.add_argument("--answer", type=int, default=4, help="tokens of an answer")
-    parser.add_argument("--memory", default="32MiB", help="of the pools of one replica")
-    parser.add_argument("--replicas", default="2,4")
-    parser.add_argument("--policies", default=",".join(USUAL))
-    args = parser.parse_args()
-    asked = shrunk(args.trace, args.limit, args.block, args.speed)
+def fleet_policies(
+    trace: str, limit: int = 1000, block: int = 16, speed: float = 2.0, answer: int = 4, memory: str = "32MiB",
+    replicas: str = "2,4", policies: str = ",".join(USUAL),
+) -> Rows:  # fmt: skip
+    """Return what real and simulated fleets compute, as multiples of the ideal. ``memory``: of one replica's pools."""
+    asked = shrunk(Path(trace), limit, block, speed)
     tokens = sum(len(each.prompt) for each in asked)
-    traffic = Traffic(RUNNING, tokens // len(asked), args.answer, 0.0, CHUNK)
-    print(f"{len(asked)} requests in {asked[-1].at:.0f} s, {tokens:,} tokens of prompts; {args.memory} a replica")
-    print(
-        f"{'policy':14} {'replicas':>8} {'x ideal':>8} {'simulated':>9} {'apart':>7} {'p90 s':>7} {'simulated':>9} "
-        f"{'failed':>6}  tokens a second"
-    )
+    traffic = Traffic(RUNNING, tokens // len(asked), answer, 0.0, CHUNK)
+    found: Rows = {}
     with tempfile.TemporaryDirectory() as folder:
-        trace = Path(folder) / args.trace.name.removesuffix(".gz")
-        write_tokens(trace, asked, args.answer)
-        for replicas in map(int, args.replicas.split(",")):
-            for policy in args.policies.split(","):
-                real = real_outcome(asked, policy, replicas, args.memory, traffic)
-                paper = simulated_outcome(trace, policy, replicas, args.memory, traffic, real.service)
-                apart = paper.computed / real.computed - 1
-                print(
-                    f"{policy:14} {replicas:8} {real.computed / paper.ideal:8.3f} {paper.multiple:9.3f} {apart:+7.1%} "
-                    f"{real.first_token(0.9):7.3f} {paper.first_token(0.9):9.3f} {sum(real.failed.values()):6}  "
-                    f"{real.service.prefill:.0f}, {real.service.decode:.0f} decoded",
-                    flush=True,
-                )
-                for what, times in real.failed.items():
-                    print(f"  {times} times: {what}")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        path = Path(folder) / Path(trace).name.removesuffix(".gz")
+        write_tokens(path, asked, answer)
+        for count in map(int, str(replicas).split(",")):
+            for policy in policies.split(","):
+                real = real_outcome(asked, policy, count, memory, traffic)
+                paper = simulated_outcome(path, policy, count, memory, traffic, real.service)
+                rows = {
+                    "x ideal": real.computed / paper.ideal, "x ideal, simulated": paper.multiple,
+                    "simulated over real": paper.computed / real.computed, "p90, s": real.first_token(0.9),
+                    "p90, simulated, s": paper.first_token(0.9), "failed requests": sum(real.failed.values()),
+                    "prefilled in a second": real.service.prefill, "decoded in a second": real.service.decode,
+                }  # fmt: skip
+                found |= {f"{policy}, {count} replicas: {row}": [float(figure)] for row, figure in rows.items()}
+                print(f"{policy}, {count} replicas:", rows, *real.failed.items())
+    return found

@@ -1,7 +1,5 @@
 """The engine beside transformers' own ``generate`` and ``generate_batch``: the same models, prompts and answers.
 
-``python -m bench.serving.plain_batches [--only decode] [--models llama ...] [--rounds 7] [--threads 1] [--json]``
-
 The models have random weights. In every round there are new prompts, each side answers them in turn, and all answers
 must be the same. Figures are CPU time of the whole process: that of the other side over that of the engine.
 
@@ -14,11 +12,7 @@ must be the same. Figures are CPU time of the whole process: that of the other s
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
-import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -27,6 +21,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
 from transformers.utils import logging
 
+from bench.runner.figures import Rows
 from prefixloom import compose
 from prefixloom_engine import Engine, Request
 from prefixloom_engine.hf import HFModel
@@ -59,8 +54,6 @@ LENGTH, SHARED, DECODED, ANSWERED = 240, 224, 64, 8
 Prompts = list[list[int]]
 Side = Callable[[Prompts], "tuple[float, Prompts]"]
 """Answers prompts: the CPU seconds of what is measured, and the answers."""
-Figures = dict[str, dict[str, float]]
-"""By row: the engine's milliseconds, and of each other side the ratio to them."""
 
 
 def model_of(name: str) -> Any:
@@ -159,81 +152,60 @@ class ContinuousBatching:
 # ---------------------------------------------------------------- the figures
 
 
-def measured(sides: dict[str, Side], lengths: Sequence[int], shared: int, rounds: int) -> dict[str, float]:
-    """All sides answer the same in turn. The first round is not measured."""
-    times: dict[str, list[float]] = {label: [] for label in sides}
-    for number in range(rounds + 1):
+def measured(row: str, sides: dict[str, Side], lengths: Sequence[int], shared: int, times: int) -> Rows:
+    """Let all sides answer the same in turn. The first round is not measured."""
+    spent: dict[str, list[float]] = {label: [] for label in sides}
+    for number in range(times + 1):
         prompts = drawn(lengths, shared, number)
         order = list(sides.items())
         answers: dict[str, Prompts] = {}
         for label, side in order if number % 2 else order[::-1]:
             seconds, answers[label] = side(prompts)
-            times[label] += [seconds] * (number > 0)
+            spent[label] += [seconds] * (number > 0)
         for label, found in answers.items():
             if found != answers["engine"]:
                 raise AssertionError(f"{label} answered otherwise than the engine")
-    ours = times.pop("engine")
-    ratios = {
-        label: statistics.median(theirs / mine for theirs, mine in zip(each, ours, strict=True))
-        for label, each in times.items()
-    }
-    return {"engine_ms": 1000 * statistics.median(ours), **ratios}
+    ours = spent.pop("engine")
+    rows = {f"{row}: engine, ms": [1000 * seconds for seconds in ours]}
+    for label, each in spent.items():
+        rows[f"{row}: {label} over engine"] = [theirs / mine for theirs, mine in zip(each, ours, strict=True)]
+    return rows
 
 
-def decode(name: str, rounds: int) -> Figures:
+def decode(name: str, times: int) -> Rows:
     model = model_of(name)
     sides: dict[str, Side] = {
-        "engine": ThroughEngine(model, DECODED, True),
-        "generate": PlainGenerate(model, DECODED, True),
-    }
-    return {
-        f"decode, {name}, {kind} lengths": measured(sides, lengths, 0, rounds)
-        for kind, lengths in (("equal", [LENGTH] * 8), ("ragged", range(72, LENGTH + 1, 24)))
-    }
+        "engine": ThroughEngine(model, DECODED, True), "generate": PlainGenerate(model, DECODED, True)
+    }  # fmt: skip
+    return measured(f"decode, {name}, equal", sides, [LENGTH] * 8, 0, times) | measured(
+        f"decode, {name}, ragged", sides, range(72, LENGTH + 1, 24), 0, times
+    )
 
 
-def prompts(name: str, rounds: int) -> Figures:
+def prompts(name: str, times: int) -> Rows:
     model = model_of(name)
     sides: dict[str, Side] = {
-        "engine": ThroughEngine(model, ANSWERED, False),
-        "generate": PlainGenerate(model, ANSWERED, False),
-    }
+        "engine": ThroughEngine(model, ANSWERED, False), "generate": PlainGenerate(model, ANSWERED, False)
+    }  # fmt: skip
     if name in BATCHED_BY_TRANSFORMERS:
         sides["generate_batch"] = ContinuousBatching(model_of(name), ANSWERED)
-    alike = [LENGTH] * 16
     kinds = {
-        "distinct": (alike, 0),
-        "shared": (alike, SHARED),
+        "distinct": ([LENGTH] * 16, 0),
+        "shared": ([LENGTH] * 16, SHARED),
         "lengths": ([16 + 14 * row + row % 2 for row in range(16)], 0),
     }
-    return {f"prompts, {name}, {kind}": measured(sides, *each, rounds) for kind, each in kinds.items()}
+    found: Rows = {}
+    for kind, (lengths, shared) in kinds.items():
+        found |= measured(f"prompts, {name}, {kind}", sides, lengths, shared, times)
+    return found
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=list(USUAL), help="measure only this")
-    parser.add_argument("--models", nargs="*", choices=list(MODELS), help="default: those of each part")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--threads", type=int, default=1, help="threads of torch (default: 1)")
-    parser.add_argument("--json", action="store_true")
-    args = parser.parse_args()
-    torch.set_num_threads(args.threads)
+def plain_batches(parts: str = "decode,prompts", models: str = "", times: int = 7, threads: int = 1) -> Rows:
+    """Return the engine's time, and that of others over it. ``models``: those of each part, unless named."""
+    torch.set_num_threads(threads)
     logging.set_verbosity_error()
-    found: Figures = {}
-    for part, names in USUAL.items():
-        for name in (args.models or names) if args.only in (None, part) else ():
-            found |= (decode if part == "decode" else prompts)(name, args.rounds)
-    print(json.dumps(found, indent=2) if args.json else text(found))
-    return 0
-
-
-def text(found: Figures) -> str:
-    lines = [f"{'':40}{'engine, ms':>12}   others' time over the engine's"]
-    for row, figures in found.items():
-        others = ", ".join(f"{label} {each:.2f}" for label, each in figures.items() if label != "engine_ms")
-        lines.append(f"{row:40}{figures['engine_ms']:12.0f}   {others}")
-    return "\n".join(lines)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    found: Rows = {}
+    for part in parts.split(","):
+        for name in models.split(",") if models else USUAL[part]:
+            found |= (decode if part == "decode" else prompts)(name, times)
+    return found

@@ -1,18 +1,28 @@
 """The cost of a decode step for the scheduling thread. It should not depend on the length of the cached prefix.
 
-``python -m bench.workloads.decode_step [--sequences 256] [--steps 64]``
-
-For each length: thread CPU time per step of a batch. In a step every sequence grows by one token, gets the token
-appended, and is computed. In every other step, page tables and slots of states are asked for.
+For each of the ``lengths``: thread CPU time per step of a batch. In a step every sequence grows by one token, gets the
+token appended, and is computed. In every other step, page tables and slots of states are asked for.
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
+from collections.abc import Sequence
 
+from bench.runner.figures import Rows
 from prefixloom import Buffer, Component, Manifest, Path, Point, Window, compose
+
+
+def decode_step(lengths: Sequence[int] = (1024, 131_072), sequences: int = 128, steps: int = 24) -> Rows:
+    """Return the milliseconds of the first step with tables, and the medians of later steps with and without."""
+    found: Rows = {}
+    for length in lengths:
+        first, tables, plain = measure(length, sequences, steps)
+        found[f"{length:,} tokens, first with tables, ms"] = [first]
+        found[f"{length:,} tokens, with tables, ms"] = [tables]
+        found[f"{length:,} tokens, without, ms"] = [plain]
+    return found
 
 
 def measure(length: int, sequences: int, steps: int) -> tuple[float, float, float]:
@@ -55,19 +65,3 @@ def measure(length: int, sequences: int, steps: int) -> tuple[float, float, floa
     for sequence in batch:
         sequence.abort()
     return times["with"][0], statistics.median(times["with"][1:]), statistics.median(times["without"])
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sequences", type=int, default=256)
-    parser.add_argument("--steps", type=int, default=64)
-    parser.add_argument("--lengths", type=int, nargs="*", default=[1024, 8192, 131072])
-    given = parser.parse_args()
-    print(f"{given.sequences} sequences; ms per decode step: grow, step, ops, tables")
-    for length in given.lengths:
-        first, with_tables, without = measure(length, given.sequences, given.steps)
-        print(f"{length:>8} tokens: first {first:7.2f}, then {with_tables:6.2f}; without tables {without:6.2f}")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,9 +1,7 @@
 """The file store against a plain loop that reads and writes the same bytes, in one run.
 
-``python -m bench.workloads.file_tier [--records 1024] [--pool 256] [--rounds 7] [--directory DIR]``
-
-A record has 16 tokens x 32 layers x 1 KiB. It is written from, and read into, the pages of a pool; ``--pool`` is their
-number, and with ``--pool 1`` the only page never leaves the processor's cache. Both sides write into files that exist
+A record has 16 tokens x 32 layers x 1 KiB. It is written from, and read into, the pages of a pool; ``pages`` is their
+number, and with one page the only page never leaves the processor's cache. Both sides write into files that exist
 already, because a full store writes over what it evicts. The sides take turns every 64 records, each as often first as
 second. The store's side includes making and checking checksums. Keys are made beforehand: they belong to the caller,
 like the loop's offsets. Figures are thread CPU time, which is nearly all of the time: the data goes no further than the
@@ -12,7 +10,6 @@ kernel's memory.
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import tempfile
@@ -21,8 +18,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from bench.runner.figures import Rows
 from prefixloom.storage import Fingerprint, Key, Record, Stored
-from prefixloom.storage.checksum import preferred
 from prefixloom_hicache import FileBackend
 
 SIZE = 16 * 32 * 1024
@@ -63,15 +60,15 @@ def store_read(store: FileBackend, pool: Pool, numbers: range, keys: list[Key]) 
     assert all(isinstance(answer, Record) for answer in found)
 
 
-def measure(records: int, pages: int, rounds: int, directory: str | None = None) -> dict[str, list[float]]:
-    """Seconds of each side, one figure per round."""
+def file_tier(records: int = 256, pages: int = 64, turns: int = 3, directory: str | None = None) -> Rows:
+    """Return the speed of writes and reads: of the plain loop, of the store, and the ratio."""
     pool = [memoryview(bytearray(os.urandom(SIZE))) for _ in range(pages)]
     times: dict[str, list[float]] = {name: [] for name in ("plain write", "store write", "plain read", "store read")}
     with tempfile.TemporaryDirectory(dir=directory) as folder:
         file = os.open(Path(folder) / "plain", os.O_RDWR | os.O_CREAT, 0o600)
         os.posix_fallocate(file, 0, records * SIZE)
         store = FileBackend(Path(folder) / "store", records * (SIZE + 4096))
-        for turn in range(rounds + 2):  # the first two turns fill the files
+        for turn in range(turns + 2):  # the first two turns fill the files
             took = dict.fromkeys(times, 0.0)
             batches = [
                 (range(at, at + 64), [key_of(number) for number in range(at, at + 64)])
@@ -90,24 +87,10 @@ def measure(records: int, pages: int, rounds: int, directory: str | None = None)
                 times[name] += [seconds] if turn > 1 else []
         store.close()
         os.close(file)
-    return times
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--records", type=int, default=1024)
-    parser.add_argument("--pool", type=int, default=256)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--directory", default=None)
-    given = parser.parse_args()
-    records = given.records
-    times = measure(records, given.pool, given.rounds, given.directory)
-    print(f"{records} records of {SIZE >> 10} KiB, {given.pool} pages, checksum {preferred()}, {given.rounds} rounds")
+    found: Rows = {}
     for kind in ("write", "read"):
-        plain, stored = (records * SIZE / statistics.median(times[f"{who} {kind}"]) / 1e9 for who in ("plain", "store"))
-        ratio = statistics.median(p / s for p, s in zip(times[f"plain {kind}"], times[f"store {kind}"], strict=True))
-        print(f"{kind:5}  plain {plain:6.2f} GB/s  store {stored:6.2f} GB/s  ratio {ratio:.2f}")
-
-
-if __name__ == "__main__":
-    main()
+        plain, store = (times[f"{who} {kind}"] for who in ("plain", "store"))
+        for who, each in (("plain", plain), ("store", store)):
+            found[f"{kind}, {who}, GB/s"] = [records * SIZE / statistics.median(each) / 1e9]
+        found[f"{kind}, of a plain loop"] = [statistics.median(p / s for p, s in zip(plain, store, strict=True))]
+    return found

@@ -1,22 +1,19 @@
 """Copies of pages between a device pool and a host pool on a CPU, against ``copy_`` of as many bytes in one piece.
 
-``python -m bench.workloads.host_tier [--conversations 6]``
-
 A page has 16 tokens x 32 layers x 1 KiB. Every figure is a share of the speed of ``copy_``, which is measured in the
-same run, in turn: the median, and in brackets the quartiles. Torch has one thread. The layouts are those of the
-device's pool and of the host's pool.
+same run, in turn, as the median of so many ``times``. Clocks are of the thread's CPU time. Torch has one thread. The
+layouts are those of the device's pool and of the host's pool.
 
 - *chat*: the slots that a tier copies while conversations take turns in pools that are too small for all of them;
 - *in the long run*: the same after ten such chats, one after another;
 - *in runs of 8*, *scattered*: slots drawn at random, in runs or one by one;
 - *rows*: the speed of a C loop (``index_select``) that copies the scattered slots' pieces of 16 KiB into one piece.
 
-The first lines show the mean length of runs: pages whose slots are consecutive on both sides.
+The first rows show the mean length of runs: pages whose slots are consecutive on both sides.
 """
 
 from __future__ import annotations
 
-import argparse
 import random
 import statistics
 import time
@@ -27,7 +24,8 @@ from typing import Any
 
 import torch
 
-from bench.workloads.conversations import conversations
+from bench.runner.figures import Rows
+from bench.workloads.conversations import conversations as served
 from bench.workloads.internals import internal, replaced
 from bench.workloads.tier_costs import WithTier
 from prefixloom import Buffer, Manifest, encode
@@ -53,7 +51,7 @@ def chats(comps: str, count: int) -> Iterator[dict[str, list[Batch]]]:
             down = isinstance(target, HostPool)
             seen[DOWN if down else UP].append((list(src), list(dst)) if down else (list(dst), list(src)))
 
-    turns, total = conversations(count, 10)
+    turns, total = served(count, 10)
     driver = WithTier(comps, TOKENS, total * 3 // 10, 3 * count, 1024, "back")
     with replaced("copy_between", record):
         for number in range(CHATS):
@@ -86,13 +84,9 @@ def batches_by_kind(count: int) -> dict[str, dict[str, list[Batch]]]:
     }
 
 
-def ways(count: int) -> dict[str, tuple[Callable[[], object], int]]:
-    """The copies to time, by name, each with the number of bytes that it moves."""
+def ways(cases: dict[str, dict[str, list[Batch]]]) -> dict[str, tuple[Callable[[], object], int]]:
+    """Return the copies to time, by name, each with the number of bytes that it moves."""
     found: dict[str, tuple[Callable[[], object], int]] = {}
-    cases = batches_by_kind(count)
-    for kind, case in cases.items():
-        pages, runs = (sum(size(*batch) for some in case.values() for batch in some) for size in (_pages, _runs))
-        print(f"{kind}: {pages / runs:.1f} pages in a run")
     whole = torch.ones(2, PAGES * SLOT_BYTES, dtype=torch.uint8)
     found["copy_"] = lambda: whole[0].copy_(whole[1]), whole[0].numel()
     every = [batch for case in cases.values() for batches in case.values() for batch in batches]
@@ -114,10 +108,6 @@ def ways(count: int) -> dict[str, tuple[Callable[[], object], int]]:
     return found
 
 
-def _pages(here: list[int], there: list[int]) -> int:
-    return len(here)
-
-
 def _runs(here: list[int], there: list[int]) -> int:
     """The number of runs: pages whose slots are consecutive on both sides."""
     pairs = sorted(zip(here, there, strict=True))
@@ -132,35 +122,23 @@ def move(device: Any, host: Any, batches: list[Batch], way: str) -> None:
             copy_between(host, there, device, here)
 
 
-def measure(rounds: int, count: int) -> dict[str, dict[str, list[float]]]:
-    """By clock and name: the seconds per byte of each round."""
+def host_tier(times: int = 6, conversations: int = 6) -> Rows:
     torch.set_num_threads(1)
-    timed = ways(count)
-    clocks = {"thread CPU time": time.thread_time, "wall": time.perf_counter}
-    spent: dict[str, dict[str, list[float]]] = {clock: {name: [] for name in timed} for clock in clocks}
-    for _ in range(rounds):
+    cases = batches_by_kind(conversations)
+    found: Rows = {}
+    for kind, case in cases.items():
+        batches = [batch for some in case.values() for batch in some]
+        pages, runs = sum(len(here) for here, _ in batches), sum(_runs(*batch) for batch in batches)
+        found[f"{kind}, pages in a run"] = [pages / runs]
+    timed = ways(cases)
+    spent: dict[str, list[float]] = {name: [] for name in timed}
+    for _ in range(times):
         for name, (way, size) in timed.items():
-            before = [clock() for clock in clocks.values()]
+            before = time.thread_time()
             way()
-            for (clock, read), start in zip(clocks.items(), before, strict=True):
-                spent[clock][name].append((read() - start) / size)
-    return spent
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=41)
-    parser.add_argument("--conversations", type=int, default=6, help="conversations of a chat")
-    given = parser.parse_args()
-    spent = measure(given.rounds, given.conversations)
-    for clock, all_of in spent.items():
-        base = all_of["copy_"]
-        print(f"{clock}: copy_ of {PAGES * SLOT_BYTES >> 20} MiB {1 / statistics.median(base) / 1e9:.1f} GB/s")
-        for name, times in all_of.items():
-            if name != "copy_":
-                low, middle, high = statistics.quantiles([b / t for b, t in zip(base, times, strict=True)])
-                print(f"  {name:64} {middle:.2f} ({low:.2f}-{high:.2f})")
-
-
-if __name__ == "__main__":
-    main()
+            spent[name].append((time.thread_time() - before) / size)
+    whole = spent.pop("copy_")
+    found["copy_, GB/s"] = [1 / statistics.median(whole) / 1e9]
+    for name, each in spent.items():
+        found[f"{name}, of copy_"] = [statistics.median(base / one for base, one in zip(whole, each, strict=True))]
+    return found

@@ -1,9 +1,8 @@
 """What reaches that are put together, or written in plain Python, cost beside built-in ones of the same shape.
 
-``python -m bench.workloads.reaches [--conversations 120] [--rounds 3] [--only NAME ...]``
-
-For each pair there are two caches, each with one component, in pages of 16. Both do the same work, in turn, and each is
-as often first as the other. Figures are medians of thread CPU time in microseconds, and their ratio:
+For each pair (``only``: those whose names contain it) there are two caches, each with one component, in pages of 16.
+Both do the same work, in turn, and each is as often first as the other. Figures are ratios of medians of thread CPU
+time:
 
 - ``turn``: a turn of conversations whose prompts have 1,500 tokens in the mean: open, grow, append, fill, commit and
   close. The pool holds three tenths of all tokens. It is full after the first third of the turns, which is not counted.
@@ -17,15 +16,14 @@ as often first as the other. Figures are medians of thread CPU time in microseco
 
 from __future__ import annotations
 
-import argparse
-import gc
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from bench.workloads.conversations import conversations
+from bench.runner.figures import Rows
+from bench.workloads.conversations import conversations as served
 from prefixloom import Buffer, Chunk, Component, Manifest, Path, Reach, Sequence, Sinks, Tail, Tokens, Window, compose
 from prefixloom import encode as encoded
 
@@ -80,18 +78,18 @@ class Landmarks(Reach):
         return NEVER if p % 64 == 0 else p + WIDTH - 1
 
 
-PAIRS: dict[str, tuple[Reach, Reach, float]] = {
-    "Sinks | Window, beside Window": (Sinks(4) | Window(WIDTH), Window(WIDTH), 1.3),
-    "Window | Chunk, beside Window": (Window(WIDTH) | Chunk(WIDTH), Window(WIDTH), 1.3),
-    "Window | Tail | Chunk, beside Window": (Window(WIDTH) | Tail(64, 32) | Chunk(32), Window(WIDTH), 1.3),
-    "Sinks | Chunk, beside Chunk": (Sinks(4) | Chunk(WIDTH), Chunk(WIDTH), 1.3),
-    "plain window, beside Window": (PlainWindow(), Window(WIDTH), 2.0),
-    "plain convex window, beside Window": (PlainConvexWindow(), Window(WIDTH), 2.0),
-    "plain path, beside Path": (PlainPath(), Path(), 2.0),
-    "plain sinks and window, beside Sinks | Window": (PlainSinks(), Sinks(4) | Window(WIDTH), 2.0),
-    "landmarks and window, beside Window": (Landmarks(), Window(WIDTH), 2.0),
+PAIRS: dict[str, tuple[Reach, Reach]] = {
+    "Sinks | Window, beside Window": (Sinks(4) | Window(WIDTH), Window(WIDTH)),
+    "Window | Chunk, beside Window": (Window(WIDTH) | Chunk(WIDTH), Window(WIDTH)),
+    "Window | Tail | Chunk, beside Window": (Window(WIDTH) | Tail(64, 32) | Chunk(32), Window(WIDTH)),
+    "Sinks | Chunk, beside Chunk": (Sinks(4) | Chunk(WIDTH), Chunk(WIDTH)),
+    "plain window, beside Window": (PlainWindow(), Window(WIDTH)),
+    "plain convex window, beside Window": (PlainConvexWindow(), Window(WIDTH)),
+    "plain path, beside Path": (PlainPath(), Path()),
+    "plain sinks and window, beside Sinks | Window": (PlainSinks(), Sinks(4) | Window(WIDTH)),
+    "landmarks and window, beside Window": (Landmarks(), Window(WIDTH)),
 }
-"""By name: a reach, the built-in one of the same shape, and the bar of their ratio."""
+"""By name: a reach, and the built-in one of the same shape."""
 
 
 class Side:
@@ -153,11 +151,11 @@ def in_turn(calls: Iterator[tuple[Callable[[], Any], Callable[[], Any]]]) -> Tim
 
 
 def turns(reaches: tuple[Reach, Reach], count: int, in_step: bool = False) -> Times:
-    served, total = conversations(count, 4)
+    turns_, total = served(count, 4)
     one, other = (Side(reach, total * 3 // 10) for reach in reaches)
 
     def calls() -> Iterator[Any]:
-        for prompt, whole in served:
+        for prompt, whole in turns_:
             given = encoded(prompt), encoded(whole).part(len(prompt)), len(whole), in_step
             yield partial(one.turn, *given), partial(other.turn, *given)
 
@@ -231,45 +229,22 @@ def evictions(reaches: tuple[Reach, Reach], count: int) -> Times:
     return in_turn((lambda: one.cache.evict(10 * leaf), lambda: other.cache.evict(10 * leaf)) for _ in range(count))
 
 
-Measured = dict[str, tuple[float, float]]
-
-
-def measure(reaches: tuple[Reach, Reach], count: int) -> Measured:
-    """By work: the median microseconds of each reach."""
-    works: dict[str, Times] = {
-        "turn": turns(reaches, count),
-        "turn in steps": turns(reaches, count, in_step=True),
-        "hot turn": hot_turns(reaches, 2 * count),
-        "decode": decoding(reaches, 4 * count),
-        "decode, full pool": decoding(reaches, 4 * count, full=True),
-        "chunk": chunks(reaches, 2 * count),
-        "evict": evictions(reaches, count),
-    }
-    return {work: (statistics.median(one), statistics.median(other)) for work, (one, other) in works.items()}
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--conversations", type=int, default=120)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", nargs="*", default=[], help="pairs whose names contain one of these")
-    given = parser.parse_args()
-    gc.collect()
-    gc.disable()
-    for name, (reach, beside, bar) in PAIRS.items():
-        if given.only and not any(part in name for part in given.only):
+def reaches(conversations: int = 30, only: str = "") -> Rows:
+    """Return by pair and work how many times the other reach's median it takes."""
+    count = conversations
+    found: Rows = {}
+    for name, pair in PAIRS.items():
+        if only not in name:
             continue
-        rounds = [measure((reach, beside), given.conversations) for _ in range(given.rounds)]
-        print(f"{name} (at most {bar})")
-        for work in rounds[0]:
-            ratios = [one / other for one, other in (each[work] for each in rounds)]
-            one, other = (statistics.median(each[work][which] for each in rounds) for which in (0, 1))
-            middle = statistics.median(ratios)
-            print(
-                f"  {work:18} {one:8.1f} {other:8.1f} us  {middle:5.2f} ({min(ratios):.2f}-{max(ratios):.2f})"
-                + (" over the bar" if middle > bar else "")
-            )
-
-
-if __name__ == "__main__":
-    main()
+        works: dict[str, Times] = {
+            "turn": turns(pair, count),
+            "turn in steps": turns(pair, count, in_step=True),
+            "hot turn": hot_turns(pair, 2 * count),
+            "decode": decoding(pair, 4 * count),
+            "decode, full pool": decoding(pair, 4 * count, full=True),
+            "chunk": chunks(pair, 2 * count),
+            "evict": evictions(pair, count),
+        }
+        for work, (one, other) in works.items():
+            found[f"{name}: {work}, times"] = [statistics.median(one) / statistics.median(other)]
+    return found

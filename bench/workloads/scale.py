@@ -1,10 +1,8 @@
 """One tree with very many leaves, and very long prompts.
 
-``python -m bench.workloads.scale [--leaves 1000000] [--comps F FSM]``
-
-Leaves have 96 tokens and stand behind 16 tokens that all share, so a million leaves are 96M cached tokens. The pools
-lie on the meta device, and a page has 16 tokens. Figures are thread CPU time in microseconds, with the garbage
-collector off. For each composition:
+Leaves have 96 tokens and stand behind 16 tokens that all share, so a million ``leaves`` are 96M cached tokens. The
+pools lie on the meta device, and a page has 16 tokens. Figures are thread CPU time, with the garbage collector off. For
+each composition:
 
 - the match of a leaf, in turn with the same match in a tree of a thousand leaves. Once the same leaf again and again,
   and once another leaf each time, which shows the cost of memory access;
@@ -12,22 +10,21 @@ collector off. For each composition:
   of three runs, because other programs on the machine can only add time;
 - the garbage that a collection finds afterwards (none: no call makes cyclic garbage), and the time of a full
   collection;
-- chunks and turns behind cached prompts of a thousand, 128 thousand and a million tokens.
+- chunks and turns behind cached prompts of ``lengths`` tokens.
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
-import json
 import random
 import statistics
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from bench.engines.ours import Prefixloom
+from bench.runner.figures import Rows
 from prefixloom import Sequence, Tokens, encode
 
 PAGE, LEAF, FEW = 16, 96, 1000
@@ -36,13 +33,13 @@ clock = time.thread_time_ns
 
 
 def leaf(number: int, salt: int = 0) -> Tokens:
-    """The tokens of a leaf. Its second page differs from that of every other leaf."""
+    """Return the tokens of a leaf. Its second page differs from that of every other leaf."""
     head = (number & 0xFFFF) | salt << 16, number >> 16
     return SYSTEM.extended(head).extended(text(number, LEAF - 2))
 
 
 def text(seed: int, count: int) -> Tokens:
-    """Tokens below 2^16, as they come."""
+    """Return tokens below 2^16."""
     return encode(array("H", random.Random(seed).randbytes(2 * count)))
 
 
@@ -75,26 +72,26 @@ def request(driver: Prefixloom, tokens: Tokens, spent: dict[str, list[float]] | 
             spent.setdefault(name, []).append((after - before) / 1e3)
 
 
-def matches(few: FilledTree, many: FilledTree, rounds: int) -> dict[str, dict[str, float]]:
-    """Medians of matches in both trees, in turn: of the same leaf, and of a random leaf each time."""
-    found = {}
+def matches(few: FilledTree, many: FilledTree, rounds: int) -> Rows:
+    """Return medians of matches in both trees, in turn: of the same leaf, and of a random leaf each time."""
+    found: Rows = {}
     rng = random.Random(1)
     for kind in ("the same leaf", "another each time"):
-        spent: dict[str, list[float]] = {"few": [], "many": []}
+        spent: dict[int, list[float]] = {few.leaves: [], many.leaves: []}
         for _ in range(rounds):
-            for name, tree in (("few", few), ("many", many)):
+            for tree in (few, many):
                 prompt = leaf(FEW // 2 if kind == "the same leaf" else rng.randrange(tree.leaves))
                 before = clock()
                 plan = tree.driver.cache.match(prompt)
-                spent[name].append((clock() - before) / 1e3)
+                spent[tree.leaves].append((clock() - before) / 1e3)
                 assert plan.ready == 16 + LEAF
-        found[kind] = {name: statistics.median(times) for name, times in spent.items()}
-        found[kind]["ratio"] = found[kind]["many"] / found[kind]["few"]
+        for leaves, times in spent.items():
+            found[f"match of {kind}, {leaves:,} leaves, us"] = [statistics.median(times)]
     return found
 
 
-def calls(tree: FilledTree, requests: int) -> dict[str, dict[str, float]]:
-    """Each call of new requests in a full tree, and evictions of one leaf."""
+def calls(tree: FilledTree, requests: int) -> Rows:
+    """Return each call of new requests in a full tree, and evictions of one leaf."""
     runs = []
     for run in range(3):
         spent: dict[str, list[float]] = {"evict one leaf": []}
@@ -103,34 +100,38 @@ def calls(tree: FilledTree, requests: int) -> dict[str, dict[str, float]]:
             before = clock()
             tree.driver.cache.evict(LEAF)
             spent["evict one leaf"].append((clock() - before) / 1e3)
-        runs.append({name: figures(times) for name, times in spent.items()})
-    return {name: {figure: min(run[name][figure] for run in runs) for figure in runs[0][name]} for name in runs[0]}
+        figures = {}
+        for name, times in spent.items():
+            figures[f"{name}, us"] = statistics.median(times)
+            figures[f"{name}, 99%, us"] = statistics.quantiles(times, n=100)[98]
+            figures[f"{name}, worst, us"] = max(times)
+        runs.append(figures)
+    return {row: [min(run[row] for run in runs)] for row in runs[0]}
 
 
-def figures(times: list[float]) -> dict[str, float]:
-    return {"median": statistics.median(times), "99%": statistics.quantiles(times, n=100)[98], "worst": max(times)}
-
-
-def collections(tree: FilledTree, requests: int) -> dict[str, float]:
-    """The garbage that requests leave, and the time of a full collection, also after ``gc.freeze``."""
+def collections(tree: FilledTree, requests: int) -> Rows:
+    """Return the garbage that requests leave, and the time of a full collection, also after ``gc.freeze``."""
     gc.collect()
     for number in range(requests):
         request(tree.driver, leaf(number, salt=9))
     objects = len(gc.get_objects())
     before = clock()
     garbage = gc.collect()
-    found = {"garbage": garbage, "objects": objects, "full_ms": (clock() - before) / 1e6}
+    full = (clock() - before) / 1e6
     gc.freeze()
     before = clock()
     gc.collect()
-    found["frozen_ms"] = (clock() - before) / 1e6
+    frozen = (clock() - before) / 1e6
     gc.unfreeze()
-    return found
+    return {
+        "garbage of requests, objects": [garbage], "objects": [objects], "full collection, ms": [full],
+        "full collection when frozen, ms": [frozen],
+    }  # fmt: skip
 
 
-def long_prompts(comps: str, lengths: list[int], chunk: int = 2048) -> dict[str, dict[str, float]]:
-    """Chunks of a prompt, and turns of 512 new tokens behind it, by the cached length."""
-    found = {}
+def long_prompts(comps: str, lengths: Iterable[int], chunk: int = 2048) -> Rows:
+    """Return chunks of a prompt, and turns of 512 new tokens behind it, by the cached length."""
+    found: Rows = {}
     for length in lengths:
         driver = Prefixloom(comps, PAGE, length + 256 * chunk, length // chunk + 256, 1024)
         prompt = text(length, length + 64 * chunk)
@@ -142,47 +143,20 @@ def long_prompts(comps: str, lengths: list[int], chunk: int = 2048) -> dict[str,
                 driver.compute(sequence)
                 sequence.publish()
                 spent.append((clock() - before) / 1e3)
-        turns: dict[str, list[float]] = {}
+        turns: dict[str, list[float]] = {"chunk of 2k": spent[-64:]}
         for number in range(15):
             request(driver, prompt.part(0, length).extended(text(number, 512)), turns)
-        found[f"{length:,}"] = {
-            "chunk of 2k": statistics.median(spent[-64:]),
-            "worst chunk": max(spent[-64:]),
-            **{name: statistics.median(times) for name, times in turns.items()},
-        }
+        found[f"behind {length:,}: worst chunk, us"] = [max(spent[-64:])]
+        found |= {f"behind {length:,}: {name}, us": [statistics.median(times)] for name, times in turns.items()}
     return found
 
 
-def measure(comps: str, leaves: int, requests: int, lengths: list[int]) -> dict[str, Any]:
-    few, many = FilledTree(comps, FEW), FilledTree(comps, leaves)
-    found: dict[str, Any] = {"match": matches(few, many, requests), "calls": calls(many, requests)}
-    found["collector"] = collections(many, requests)
-    del few, many
-    gc.collect()
-    return found | {"long prompts": long_prompts(comps, lengths)}
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--leaves", type=int, default=100_000)
-    parser.add_argument("--comps", nargs="*", default=["F", "FSM"])
-    parser.add_argument("--requests", type=int, default=2000)
-    parser.add_argument("--lengths", type=int, nargs="*", default=[1024, 131_072, 1_048_576])
-    parser.add_argument("--json", action="store_true")
-    given = parser.parse_args()
-    gc.disable()
-    found = {comps: measure(comps, given.leaves, given.requests, given.lengths) for comps in given.comps}
-    if given.json:
-        print(json.dumps(found, indent=2))
-        return
-    for comps, parts in found.items():
-        print(f"{comps}, {given.leaves:,} leaves, {given.leaves * LEAF / 1e6:.0f}M tokens; us")
-        for part, rows in parts.items():
-            print(f"  {part}")
-            for name, row in rows.items():
-                cells = row.items() if isinstance(row, dict) else [("", row)]
-                print(f"    {name:20}", *(f"{cell} {value:.2f} " for cell, value in cells))
-
-
-if __name__ == "__main__":
-    main()
+def scale(comps: str = "FSM", leaves: int = 20_000, requests: int = 300, lengths: Iterable[int] = ()) -> Rows:
+    found: Rows = {}
+    for letters in comps.split(","):
+        few, many = FilledTree(letters, FEW), FilledTree(letters, leaves)
+        rows = matches(few, many, 500) | calls(many, requests) | collections(many, requests)
+        del few, many
+        gc.collect()
+        found |= {f"{letters} {row}": each for row, each in (rows | long_prompts(letters, lengths)).items()}
+    return found

@@ -1,12 +1,10 @@
 """A store on a server against a plain loop of the same client's calls, and what a server that stalls costs a scheduler.
 
-``python -m bench.workloads.server_stores URL [--records 512] [--kib 256] [--rounds 5] [--pid PID]``
-
 Both sides write the same records, of random bytes and under their own names, and read them into the same buffers, in
 turn and 64 at a time. The plain loop moves header and payload as one value, as the store does. It checks nothing. Time
 is what passes, so the server's part is in it.
 
-``--pid`` is the server's process, on this machine. It is stopped and continued. Meanwhile a cache with this store
+``pid`` is the server's process, on this machine. It is stopped and continued. Meanwhile a cache with this store
 behind its host tier opens requests that it has never seen. The times are those of ``open`` alone, and of all of the
 scheduler's own calls, ``open``, ``restore``, ``close`` and ``poll``: without a store, with the server as it is, and
 while it is stopped.
@@ -14,7 +12,6 @@ while it is stopped.
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import signal
@@ -24,6 +21,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from bench.runner.figures import Rows
 from prefixloom import Buffer, Component, Manifest, Path, Point, TierManifest, compose, open_store
 from prefixloom.storage import Fingerprint, Key, Record, Stored, encode_header
 from prefixloom_hicache import HostTier
@@ -96,7 +94,7 @@ def seconds_of(run: Callable[[], None]) -> float:
 
 
 def transfers(url: str, records: int, size: int, rounds: int) -> dict[str, list[float]]:
-    """Seconds of each side, one figure per round."""
+    """Return the seconds of each side, one figure per turn."""
     store: Any = open_store(url)
     plain = PLAIN[type(store.values)](store.values)
     took: dict[str, list[float]] = {}
@@ -134,7 +132,7 @@ def transfers(url: str, records: int, size: int, rounds: int) -> dict[str, list[
 
 
 def opens(url: str | None, pid: int | None, requests: int) -> tuple[list[float], list[float]]:
-    """Seconds of ``open``, and of all of the scheduler's own calls, for each request, of prompts of 512 new tokens."""
+    """Return the seconds of ``open``, and of all calls of the scheduler, for each request of 512 new tokens."""
     kv = Component("kv", Manifest([Buffer("k", (2, 64), "float32")]), Path())
     state = Component("state", Manifest([Buffer("s", (64, 64), "float32")]), Point())
     host = HostTier(TierManifest(memory="64MiB"), identity={"model": "bench", "weights": "1"}, fetch="best_effort")
@@ -168,35 +166,23 @@ def opens(url: str | None, pid: int | None, requests: int) -> tuple[list[float],
     return alone, took
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("url")
-    parser.add_argument("--records", type=int, default=512)
-    parser.add_argument("--kib", type=int, default=256)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--pid", type=int)
-    parser.add_argument("--requests", type=int, default=2000)
-    given = parser.parse_args()
-    size = given.kib << 10
-    took = transfers(given.url, given.records, size, given.rounds)
+def server_stores(
+    url: str, records: int = 512, kib: int = 256, turns: int = 5, pid: int | None = None, requests: int = 2000
+) -> Rows:
+    """Return the speed of each side and their ratio; with ``pid``, a scheduler's calls beside the stopped server."""
+    size = kib << 10
+    took = transfers(url, records, size, turns)
+    found: Rows = {}
     for kind in ("write", "read"):
-        pairs = [*zip(took[f"plain {kind}"], took[f"store {kind}"], strict=True)]
-        plain, store = (given.records * size / statistics.median(each) / 1e6 for each in zip(*pairs, strict=True))
-        ratios = sorted(theirs / ours for theirs, ours in pairs)
-        print(
-            f"{kind:5}  plain {plain:7.0f} MB/s  store {store:7.0f} MB/s  ratio {statistics.median(ratios):.2f} "
-            f"({ratios[0]:.2f} to {ratios[-1]:.2f})"
-        )
-    if given.pid is not None:
-        sides: dict[str, tuple[str | None, int | None]] = {
-            "no store": (None, None), "server runs": (given.url, None), "server stopped": (given.url, given.pid),
-        }  # fmt: skip
-        for name, (url, pid) in sides.items():
-            for calls, seconds in zip(("open", "all calls"), opens(url, pid, given.requests), strict=True):
+        plain, store = (took[f"{who} {kind}"] for who in ("plain", "store"))
+        found[f"{kind}, plain, MB/s"] = [records * size / each / 1e6 for each in plain]
+        found[f"{kind}, store, MB/s"] = [records * size / each / 1e6 for each in store]
+        found[f"{kind}, of a plain loop"] = [theirs / ours for theirs, ours in zip(plain, store, strict=True)]
+    if pid is not None:
+        sides = {"no store": (None, None), "server runs": (url, None), "server stopped": (url, pid)}
+        for name, side in sides.items():
+            for calls, seconds in zip(("open", "all calls"), opens(*side, requests), strict=True):
                 times = sorted(seconds)
-                middle, worst = statistics.median(times), times[len(times) * 99 // 100]
-                print(f"{name:15} {calls:9}  median {1e6 * middle:6.0f} us  p99 {1e6 * worst:6.0f} us")
-
-
-if __name__ == "__main__":
-    main()
+                found[f"{calls}, {name}, us"] = [1e6 * statistics.median(times)]
+                found[f"{calls}, {name}, 99%, us"] = [1e6 * times[len(times) * 99 // 100]]
+    return found

@@ -1,20 +1,16 @@
 """The cost of the tiers below the device for the scheduling thread.
 
-``python -m bench.workloads.tier_costs [--conversations 150] [--requests 1500]``
-
-The first table times the chat turn of ``chat_turn`` on caches with a host tier and on one without. All caches serve the
+The first rows time the chat turn of ``chat_turn`` on caches with a host tier and on one without. All caches serve the
 same turns, and each cache is as often the first as the others. An *idle* tier never copies, because no prefix is hit
 often enough; the others copy. The pools lie on the meta device, so a copy costs its bookkeeping only. Figures are
 medians of thread CPU time, and their ratio to the cache without a tier.
 
-The second table times ``open``, ``restore`` and ``poll`` with a store that never answers, in turn with a tier without a
-store. Figures are the 50th and 99th percentile of wall time, and their ratios.
+The other rows time ``open``, ``restore`` and ``poll`` with a store that never answers, as a multiple of a tier without
+a store, in turn: the 50th and 99th percentile of wall time.
 """
 
 from __future__ import annotations
 
-import argparse
-import gc
 import statistics
 import threading
 import time
@@ -24,8 +20,9 @@ from typing import Any
 
 import prefixloom
 from bench.engines.ours import NAMES, Prefixloom, installed
+from bench.runner.figures import Rows
 from bench.workloads.chat_turn import phases
-from bench.workloads.conversations import conversations
+from bench.workloads.conversations import conversations as served
 from prefixloom import Profile, TierManifest, Tokens, encode
 from prefixloom_hicache import GuardLimits, HostTier, MemoryBackend
 
@@ -45,15 +42,16 @@ class WithTier(Prefixloom):
 
 
 def turn(driver: Prefixloom, prompt: Tokens, whole: Tokens) -> float:
-    """The microseconds of a turn."""
+    """Return the microseconds of a turn."""
     before = time.thread_time_ns()
     for call in phases(driver, prompt, whole):
         call()
     return (time.thread_time_ns() - before) / 1e3
 
 
-def print_turns(count: int) -> None:
-    turns, total = conversations(count, 10)
+def turns_with_tiers(count: int) -> Rows:
+    found: Rows = {}
+    turns, total = served(count, 10)
     for comps in ("F", "FS", "FM", "FSM"):
         sizes = comps, 16, total * 3 // 10, 3 * count, 1024
         drivers = {"none": Prefixloom(*sizes), **{policy: WithTier(*sizes, policy) for policy in POLICIES}}
@@ -64,12 +62,11 @@ def print_turns(count: int) -> None:
             first = number % len(names)  # the later ones find the prompt in the processor's caches
             for name in names[first:] + names[:first]:
                 spent[name].append(turn(drivers[name], asked, all_of_it))
-        bare = statistics.median(spent["none"])
-        shown = (
-            f"{name} {statistics.median(spent[name]):6.1f} ({statistics.median(spent[name]) / bare:.2f})"
-            for name in POLICIES
-        )
-        print(f"{comps:4} us a turn: without {bare:6.1f}; with a tier:", *shown)
+        bare = statistics.median(spent.pop("none"))
+        found[f"{comps} turn without a tier, us"] = [bare]
+        for name, times in spent.items():
+            found[f"{comps} turn, {name}, of without"] = [statistics.median(times) / bare]
+    return found
 
 
 class StalledStore(MemoryBackend):
@@ -98,8 +95,8 @@ def with_store(stalled: bool) -> prefixloom.Cache:
     return cache
 
 
-def print_stalled(requests: int) -> None:
-    turns, _ = conversations(max(2, requests // 10), 10)
+def stalled(requests: int) -> Rows:
+    turns, _ = served(max(2, requests // 10), 10)
     caches = {"without": with_store(False), "stalled": with_store(True)}
     spent: dict[tuple[str, str], list[float]] = {}
 
@@ -119,23 +116,14 @@ def print_stalled(requests: int) -> None:
                 step.run_ops()
             sequence.close()
             timed(name, "poll", cache.poll)
+    found: Rows = {}
     for what in ("open", "restore", "poll"):
-        cuts = {name: statistics.quantiles(spent[what, name], n=100) for name in caches}
-        shown = (f"{name} {cuts[name][49]:7.1f} / {cuts[name][98]:8.1f}" for name in caches)
-        ratios = (cuts["stalled"][at] / cuts["without"][at] for at in (49, 98))
-        print(f"{what:8} us, 50th / 99th percentile:", *shown, "ratio", " / ".join(f"{ratio:.2f}" for ratio in ratios))
+        without, slow = (statistics.quantiles(spent[what, name], n=100) for name in caches)
+        for part, at in (("median", 49), ("99%", 98)):
+            found[f"{what}, {part}, without a store, us"] = [without[at]]
+            found[f"{what}, {part}, of a store that stalls, times"] = [slow[at] / without[at]]
+    return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--conversations", type=int, default=150)
-    parser.add_argument("--requests", type=int, default=1500)
-    given = parser.parse_args()
-    gc.collect()
-    gc.disable()
-    print_turns(given.conversations)
-    print_stalled(given.requests)
-
-
-if __name__ == "__main__":
-    main()
+def tier_costs(conversations: int = 150, requests: int = 1500) -> Rows:
+    return turns_with_tiers(conversations) | stalled(requests)

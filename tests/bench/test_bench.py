@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import inspect
 import json
 import shutil
 import subprocess
@@ -61,8 +62,7 @@ def test_other_commits_are_measured_with_their_own_sources(tmp_path: Path) -> No
         "def bytecodes():\n"
         "    import prefixloom\n"
         "    return {'answer': [float(prefixloom.compose())]}\n"
-        "WORKLOADS, USUAL = {'bytecodes': bytecodes}, ('bytecodes',)\n"
-        "def path_of(name): return f'{__name__}:{name}'\n"
+        "WORKLOADS = USUAL = QUICK = {'bytecodes': f'{__name__}:bytecodes'}\n"
     )
     source = tree / "core/prefixloom/__init__.py"
     git = ["git", "-C", str(tree), "-c", "user.name=a", "-c", "user.email=a@b.example", "-c", "commit.gpgsign=false"]
@@ -107,12 +107,33 @@ def test_the_ratio_is_the_other_commit_over_ours(figures: ModuleType) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "reason"),
-    [(["nothing"], "no workload nothing"), (["--as-written"], "--as-written needs --against REV")],
+    [
+        (["nothing"], "no workload nothing"),
+        (["--as-written"], "--as-written needs --against REV"),
+        (["scale", "--leaves"], "no option"),
+    ],
 )
 def test_wrong_arguments_are_refused_before_anything_runs(arguments: list[str], reason: str) -> None:
     ran = start(ROOT, *arguments)
     assert ran.returncode == 2
     assert reason in ran.stderr
+
+
+def test_every_workload_is_a_function_of_rows_whose_parameters_are_options(figures: ModuleType) -> None:
+    workloads = importlib.import_module("bench.workloads.by_name").WORKLOADS
+    for name, path in workloads.items():
+        module, _, function = path.partition(":")
+        try:
+            found = getattr(importlib.import_module(module), function)
+        except importlib.import_module("bench.engines.stand_ins").EngineUnavailable:
+            continue  # it needs an engine that is not installed here
+        assert inspect.signature(found).return_annotation == "Rows" and function == name, path
+
+
+def test_what_a_watcher_calls_exists(figures: ModuleType) -> None:
+    watching = importlib.import_module("bench.serving.watching")
+    for kind, methods in watching.METHODS.items():
+        assert all(callable(getattr(owner, name)) for owner, name in methods()), kind
 
 
 def test_only_one_module_of_the_workloads_uses_internals_of_prefixloom() -> None:

@@ -99,7 +99,7 @@ BELOW: dict[str, dict[str, set[str]]] = {
         "runner": set(),
         "engines": set(),
         "workloads": {"runner", "engines"},
-        "lab": set(),
+        "lab": {"runner"},
         "serving": {"runner", "workloads"},
         "peers": {"runner", "engines", "workloads"},
     },
