@@ -34,7 +34,7 @@ BY_HAND = (
     Fragment("a lease that was not used makes its leaf recent", PATH, "PathLane.release", "self.enter(cover, recent)", "self.enter(cover)"),
     # parents of victims that a plugin keeps
     Fragment("what a kept victim hangs from goes", ROOM, "_held_back", "cell = lane.hangs_from(cell)", "break"),
-    Fragment("a victim that is put back is no child", CELLS, "Cells.put_back", "self.cell_above(cell.node).below += 1", "pass"),
+    Fragment("a victim that is put back is no child", CELLS, "Cells.put_back", "cell.node.parent.cells[self.index].below += 1", "pass"),
     Fragment("kept victims change places", ROOM, "_evict_asking", "reversed(victims)", "victims", why="in which order kept victims become recent is not promised"),
     Fragment("a kept victim is asked for again and again", ROOM, "_evict_asking", "held |= staying", ""),
     # checkpoints inside of what arrived

@@ -114,7 +114,7 @@ def test_every_mutant_of_a_file_can_be_compiled(file: str) -> None:
 
 def test_a_fragment_is_found_by_its_structure_and_a_stale_one_is_told() -> None:
     file = "core/prefixloom/tree/cells.py"
-    found = Fragment("one", file, "Cells.put_back", "self . cell_above(cell.node).below  +=  (1)", "")
+    found = Fragment("one", file, "Cells.put_back", "cell . node.parent.cells[self.index].below  +=  (1)", "")
     tree, _ = changed(found)
     (unit,) = [unit for unit in of.units(tree) if unit.name == "Cells.put_back"]
     assert ast.unparse(unit.node.body[1:]) == "if self.closed_upward:\n    pass\nself.enter(cell)"

@@ -78,12 +78,12 @@ class HostLane(Cells[HostCell]):
         return places, [theirs[place] for place in places]
 
     # ------------------------------------------------------------ cells come and go
-    def add(self, node: Node, places: list[int], slots: array[int]) -> None:
-        super().add(node, places, slots)
-        cell: HostCell = self.cell(node)
+    def add(self, node: Node, places: list[int], slots: array[int]) -> HostCell:
+        cell = super().add(node, places, slots)
         cell.left = cell.places
         if self.closed_upward:
             cell.below = len(self.cells_below(node))
+        return cell
 
     def divide(self, upper: Node, lower: Node) -> None:
         cell: HostCell | None = self.cell(lower)

@@ -413,8 +413,8 @@ def _fill(fetch: Fetch, run: list[Node], brought: Brought) -> None:
                 if not places or not filling.reserve(lane, node, places):
                     continue
                 payloads += [mine[lane.span(node, place)[0]] for place in places]
-                if is_new and fetch.store is behind.store:
-                    cell = lane.cell(node)
+                cell = lane.cell(node)
+                if is_new and cell is not None and fetch.store is behind.store:
                     cell.store, cell.left = behind.attached, 0
             moves = filling.moves[lane]
             moves.write = partial(_write, behind.spares, lane.pool, moves.dst, payloads)

@@ -133,20 +133,19 @@ class StoreWrites:
             if left <= 0 or self.behind.store is None:
                 break
             lane, node = self.queue.popleft()
-            above: HostCell | None = lane.cell_above(node)
+            above = lane.cell_above(node)
             if above is not None and self.left(above):
                 self.queue.append((lane, above.node))  # it may have been split off since the offer
-            if count := min(left, self.left(cell := lane.cell(node))):
+            cell = lane.cell(node)
+            if cell is not None and (count := min(left, self.left(cell))):
                 for batch in self._take(lane, cell, count):
                     self._put(lane, cell, batch)
                 if self.left(cell):
                     self.queue.appendleft((lane, node))
                 left -= count
 
-    def left(self, cell: HostCell | None) -> int:
+    def left(self, cell: HostCell) -> int:
         """Return the number of places of ``cell`` that the present store was not given."""
-        if cell is None:
-            return 0
         if cell.store != self.behind.attached:
             cell.store, cell.left = self.behind.attached, cell.places
         return min(cell.left, cell.places)
@@ -191,7 +190,7 @@ class StoreWrites:
 
         def unpin(_: int) -> None:
             if flushes == core.index.flushes:
-                unpin_span(core, lane, node, cell, span)
+                unpin_span(core, lane, node, span)
                 if core.index.dropped_roots:
                     sweep(core)
 
@@ -303,14 +302,11 @@ def copied(copies: Sequence[Work[Hold]], before: Sequence[Work[Hold]], writers: 
     return not any(hold in lost or hold.failed for hold in writers)  # last: the scheduling thread may note it meanwhile
 
 
-def unpin_span(core: Core, lane: HostLane, node: Node, cell: HostCell, start: int) -> None:
-    """Unpin ``cell``, pinned when its node began at ``start``, and the cells that were split off it since then."""
-    if lane.unit == "boundary":  # a state is not divided
-        lane.unpin(cell)
-        core.index.prune(node)
-        return
-    run = path_up(node, start)
-    for each in run:
-        lane.unpin(lane.cell(each))
+def unpin_span(core: Core, lane: HostLane, node: Node, start: int) -> None:
+    """Unpin what was the cell of ``node`` when that began at ``start``: cells may have been split off it since then."""
+    run = [node] if lane.unit == "boundary" else path_up(node, start)  # a state is not divided
+    for pinned in [lane.cell(each) for each in run]:
+        assert pinned is not None
+        lane.unpin(pinned)
     for each in run:
         core.index.prune(each)

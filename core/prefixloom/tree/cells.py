@@ -94,13 +94,13 @@ class Cells(Generic[K]):
         return (self.pool,)
 
     # ------------------------------------------------------------ cells by node
-    def cell(self, node: Node) -> Any:
+    def cell(self, node: Node) -> K | None:
         """Return the cell at ``node``, or None."""
-        return node.cells[self.index]
+        return node.cells[self.index]  # type: ignore[no-any-return]
 
-    def cell_above(self, node: Node) -> Any:
+    def cell_above(self, node: Node) -> K | None:
         """Return the cell at the node above ``node``, or None."""
-        return node.parent.cells[self.index]
+        return node.parent.cells[self.index]  # type: ignore[no-any-return]
 
     def cells_below(self, node: Node) -> list[K]:
         """Return the cells at the nodes right below ``node``."""
@@ -218,17 +218,17 @@ class Cells(Generic[K]):
             self._leave(cell)
             self._unhang(cell)
 
-    def add(self, node: Node, places: list[int], slots: array[int]) -> None:
+    def add(self, node: Node, places: list[int], slots: array[int]) -> K:
         """Enter slots for these *places* of ``node``: indices into its edge. A new cell stands in no queue yet."""
         data = self.edge(node)
         for place, slot in zip(places, slots, strict=True):
             data[place] = slot
         cell: K | None = node.cells[self.index]
-        if cell is not None:
-            self.change(cell, data)
-        else:
+        if cell is None:
             filled = strip(data.tobytes())
-            self.place(node, filled, present(filled))
+            return self.place(node, filled, present(filled))
+        self.change(cell, data)
+        return cell
 
     def divide(self, upper: Node, lower: Node) -> None:
         """``upper`` was split off ``lower``: divide the cell, and copy what covers it. A state stays at the end."""
@@ -311,7 +311,7 @@ class Cells(Generic[K]):
     def put_back(self, cell: K) -> None:
         """A victim does not go after all, and was used just now."""
         if self.closed_upward:
-            self.cell_above(cell.node).below += 1
+            cell.node.parent.cells[self.index].below += 1
         self.enter(cell)
 
     def free_victim(self, cell: K) -> int:
