@@ -369,7 +369,7 @@ def test_a_keyed_queue_does_not_grow_with_use() -> None:
     for _ in range(300):
         cache.lease(cache.match([0] * 8)).release()
     queue: Any = cache.core.shape.lanes[0].queue
-    assert len(queue._queue._heap) == 3
+    assert len(queue._queue._heap) <= 4 * 3 + 64, "entries of cells that have left since are forgotten"
     cache.evict({"path": 2})
     assert [cache.peek([first] * 8) for first in range(3)] == [0, 8, 8], "first in, first out, however often used"
 

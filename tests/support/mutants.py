@@ -239,7 +239,7 @@ MUTANTS: tuple[Mutant, ...] = (
            "boundary > most", "boundary > most + tree.page",
            ("law", "law_every_answer_is_what_the_sets_say", "path")),
     Mutant("an extra key that is appended is forgotten", "keys/elements.py", "NamedTokens._append_elements",
-           "moved(extra, -waiting)", "moved(self.extra, -waiting)",
+           "within(extra, waiting, waiting + tail.count)", "within(self.extra, waiting, waiting + tail.count)",
            ("composition", "path", "2000")),
     Mutant("a sequence's tokens forget an extra key that is appended", "keys/elements.py", "NamedTokens._append_elements",
            "self.extra = extra", "",
