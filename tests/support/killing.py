@@ -56,7 +56,7 @@ def killed_by(killer: Killer) -> str:
     if kind == "composition":
         from tests.random.property import run
 
-        run(name, "m", int(what), patience=0)
+        run(name, "m", int(what), work=0)
     elif kind == "test":
         import pytest  # its rewriting of asserts would load the core by itself, from the honest file
 
