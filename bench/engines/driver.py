@@ -25,11 +25,11 @@ class Driver(ABC):
 
     @abstractmethod
     def key(self, tokens: list[int]) -> Any:
-        """The tokens in the form that the cache takes."""
+        """Return the tokens in the form that the cache takes."""
 
     @abstractmethod
     def joined(self, key: Any, tail: Any) -> Any:
-        """The key of a prompt and its answer, if ``finish`` needs one."""
+        """Return the key of a prompt and its answer, if ``finish`` needs one."""
 
     # whole requests
 
@@ -39,7 +39,7 @@ class Driver(ABC):
 
     @abstractmethod
     def hit(self, request: Any) -> int:
-        """The number of tokens that hit when the request was opened."""
+        """Return the number of tokens that hit when the request was opened."""
 
     @abstractmethod
     def grow(self, request: Any, tokens: int) -> None:
@@ -50,7 +50,7 @@ class Driver(ABC):
 
     @abstractmethod
     def finish(self, request: Any, tail: Any, whole: Any) -> None:
-        """The answer ``tail`` is known, or None if there is none, and everything is computed.
+        """Compute everything. ``tail`` is the answer, or None if there is none.
 
         The cache may publish the whole pages now.
         """
@@ -71,11 +71,11 @@ class Driver(ABC):
 
     @abstractmethod
     def matched(self, found: Any) -> int:
-        """The number of tokens that a match found."""
+        """Return the number of tokens that a match found."""
 
     @abstractmethod
     def pages(self, found: Any) -> Any:
-        """The page numbers (or slot numbers) of a match in the first component."""
+        """Return the page numbers (or slot numbers) of a match in the first component."""
 
     @abstractmethod
     def lock(self, found: Any) -> Any: ...
@@ -88,4 +88,4 @@ class Driver(ABC):
         """Free ``tokens`` tokens, the least recently used ones first. Return how many were freed."""
 
     def filled(self) -> None:
-        """Called when the cache has been filled, before evictions are timed."""
+        """Prepare the filled cache for evictions that are timed."""

@@ -34,14 +34,14 @@ class ForeignComponent(Component):
 
 
 def installed(letter: str, window: int) -> ComponentSpec:
-    """The specification of an installed component, as small as possible."""
+    """Return the specification of an installed component, as small as possible."""
     kv = {"layers": (0,), "kv_heads": 1, "k_dim": 1, "v_dim": 1, "dtype": "bfloat16"}
     options = {"F": kv, "S": {**kv, "window": window}, "M": {"conv": (1, 1), "recurrent": (1,)}}[letter]
     return ComponentSpec(NAMES[letter], options=options)
 
 
 def foreign(letter: str, window: int) -> Component:
-    """A foreign component with the same reach as the installed one."""
+    """Return a foreign component with the same reach as the installed one."""
     buffers = (Buffer("k", (1, 1)), Buffer("v", (1, 1)))
     reach = {"F": Path(), "S": Window(window), "M": Point()}[letter]
     return ForeignComponent(NAMES[letter], Manifest(buffers), reach)
@@ -100,7 +100,7 @@ class Prefixloom(Driver):
         self.compute(request)
 
     def compute(self, sequence: Sequence) -> None:
-        """One forward pass of this sequence alone, over all reserved tokens."""
+        """Compute all reserved tokens of this sequence alone in one pass."""
         sequence.fill()
         sequence.commit()
 

@@ -71,7 +71,7 @@ class OurCache(ForeignCache):
         self._making = []
 
     def extend(self, request: OurRequest, count: int) -> None:
-        """A prompt's chunk ends where a state is worth a checkpoint."""
+        """Reserve tokens up to where a state is worth a checkpoint."""
         sequence = request.sequence
         try:
             sequence.grow(sequence.next_stop(count) - sequence.reserved)

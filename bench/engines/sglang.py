@@ -95,7 +95,7 @@ class Results:
     _prepare_kv_cache_release = SchedulerBatchResultProcessor._prepare_kv_cache_release
 
     def decoded(self, request: Any, batch: Any, i: int) -> None:
-        """What a decode's result does to a request that may have finished with it."""
+        """Process the result of a decode for a request that may have finished with it."""
         self._handle_finish_state_updated_req(request, batch, NO_DRAFTS, i, None)
 
     def _nothing(self, *args: Any, **kwargs: Any) -> None:
@@ -226,7 +226,7 @@ class SGLangCache(ForeignCache):
         )
 
     def _rows(self, most: int) -> int:
-        """Rows of the request table, where the states allow ``most``."""
+        """Return the rows of the request table, where the states allow ``most``."""
         return most
 
     @classmethod
@@ -291,7 +291,7 @@ class SGLangCache(ForeignCache):
 
     # ------------------------------------------------------------ requests
     def take_over(self) -> None:
-        """The first half of get_next_batch_to_run: publish the chunk, and let what was prefilled run on."""
+        """Publish the chunk, and let prefilled requests run on: the first half of get_next_batch_to_run."""
         excluded = set()
         if self.chunked is not None:
             excluded.add(self.chunked)
@@ -309,7 +309,7 @@ class SGLangCache(ForeignCache):
         self.running.filter_batch()
 
     def begin(self) -> None:
-        """The first half of get_next_batch_to_run, and a PrefillAdder for the second."""
+        """Do the first half of get_next_batch_to_run, and make a PrefillAdder for the second."""
         self.take_over()
         self.last = None
         self.adder = PrefillAdder(self.page, self.cache, self.allocator, self.running, 0.5, 1 << 20, 1 << 20)
@@ -360,7 +360,7 @@ class SGLangCache(ForeignCache):
         self.last = batch
 
     def _copy_states(self, batch: Any) -> None:
-        """What the device does with states before the layers, as in ModelRunner."""
+        """Clear and copy states on the device before the layers, as ModelRunner does."""
         if "M" not in self.letters:
             return
         clear, sources, targets = batch.mamba_clear_indices, batch.mamba_cow_src_indices, batch.mamba_cow_dst_indices
@@ -407,7 +407,7 @@ class SGLangCache(ForeignCache):
         self.processed(self._launched.pop(0), sample)
 
     def abort(self, request: Any) -> None:
-        """Only a chunk midway in its prompt is aborted so: process_pending_chunked_abort."""
+        """Abort a request midway in its prompt, as process_pending_chunked_abort does."""
         request.finished_reason = FINISH_ABORT("Aborted")
         release_kv_cache(request, self.cache, checkpoint=False)
         if self.chunked is request:
@@ -415,7 +415,7 @@ class SGLangCache(ForeignCache):
         self._live.remove(request)
 
     def retract(self, request: Any) -> None:
-        """As release_req in retract_decode."""
+        """Release the request as release_req in retract_decode does."""
         release_kv_cache(request, self.cache, checkpoint=False)
         request.reset_for_retract()
         for batch in (self.running, self.last):
@@ -454,11 +454,11 @@ class SGLangCache(ForeignCache):
         return found[1:]
 
     def _units(self, slots: Any) -> list[int]:
-        """The pages of token slots that lie in whole pages from a page's start."""
+        """Return the pages of token slots that lie in whole pages from a page's start."""
         return [slot // self.page for slot in slots.tolist()[:: self.page]]
 
     def _cached_units(self) -> dict[str, list[int]]:
-        """What the cache has, by component."""
+        """Return the units that the cache has, by component."""
         cached: dict[str, list[int]] = {NAMES[each]: [] for each in self.letters}
         for node in self._nodes():
             for letter in self.letters:

@@ -58,7 +58,7 @@ class Scheduling(SGLangCache):
         return bool(self.waiting or self.chunked or self._launched or not self.running.is_empty() or self.last)
 
     def abort_request(self, request: Any) -> None:
-        """As ``Scheduler.abort_request``: a waiting request goes, a running one ends with its next token."""
+        """Drop a waiting request, or let a running one end with its next token, as ``Scheduler`` does."""
         if request in self.waiting:
             self.waiting.remove(request)
         elif request is self.chunked:
@@ -68,7 +68,7 @@ class Scheduling(SGLangCache):
 
     # ------------------------------------------------------------ the loop
     def iterate(self) -> bool:
-        """One round of the event loop. False: there was nothing to launch and no result to process."""
+        """Do one round of the event loop. Return False if there was no batch to launch and no result to process."""
         batch = self._next_batch()
         if batch is not None:
             self.forward(batch)
@@ -82,7 +82,7 @@ class Scheduling(SGLangCache):
         return batch is not None or processed > 0
 
     def forward(self, batch: Any) -> None:
-        """The forward pass. Here nothing is computed."""
+        """Compute the forward pass: here nothing."""
 
     def _next_batch(self) -> Any:
         """get_next_batch_to_run."""
@@ -164,12 +164,12 @@ class Scheduling(SGLangCache):
         return True
 
     def kept(self, request: Any) -> int | None:
-        """How many tokens of a whole answer are kept. With a draft model a stop may lie before the last ones."""
+        """Return how many tokens of a whole answer are kept. With a draft model a stop may lie before the last ones."""
         return None
 
     # ------------------------------------------------------------ checks
     def sums(self) -> dict[str, tuple[int, int]]:
-        """By pool what SGLang's invariant checker adds up, while requests run too, and what it must be."""
+        """Return by pool the sum that SGLang's invariant checker makes, and the sum that it must be."""
         cache, allocator = self.cache, self.allocator
         private = [each.kv for each in self._live if each.kv.holds_kv]
         tokens = sum(kv_private_tokens(each, self.page) for each in private)

@@ -45,7 +45,7 @@ class SGLangSizes:
 
 
 def sglang_sizes(kinds: Sequence[MemoryKind], memory: int, options: SGLangOptions) -> SGLangSizes:
-    """The pools for a model and so many bytes. NotSized: SGLang has no such model, or the bytes are too few."""
+    """Return the pools for a model and so many bytes. NotSized: SGLang has no such model, or the bytes are too few."""
     found = {each.kind: each for each in kinds}
     if len(found) != len(kinds) or "path" not in found:
         raise NotSized(

@@ -429,12 +429,6 @@ class VLLMCache(Managed, ForeignCache):
         self.content.write(component, slot, number)
 
 
-class VLLMInOrder(VLLMCache):
-    """vLLM without asynchronous scheduling: each result is known before the next pass is scheduled."""
-
-    ahead = 0
-
-
 class VLLMByPriority(VLLMCache):
     """vLLM with scheduling by priority: who is preempted for room may stand in the pass that is being made."""
 

@@ -34,7 +34,7 @@ class VLLMSizes:
         return self.page_bytes * self.group_layers
 
     def held(self, length: int, chunk: int) -> int:
-        """The most blocks that a request of ``length`` tokens holds."""
+        """Return the most blocks that a request of ``length`` tokens holds."""
         whole = -(-length // self.page)
         most = 0
         for each in self.groups:
@@ -48,7 +48,7 @@ class VLLMSizes:
 
 
 def vllm_sizes(kinds: Sequence[MemoryKind], memory: int) -> VLLMSizes:
-    """The blocks for a model and so many bytes. NotSized: vLLM has no such model, or the bytes are too few."""
+    """Return the blocks for a model and so many bytes. NotSized: vLLM has no such model, or the bytes are too few."""
     attention = [each for each in kinds if each.kind != "state"]
     states = [each for each in kinds if each.kind == "state"]
     if not attention or len({each.entry_bytes for each in attention}) != 1:

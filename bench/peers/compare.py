@@ -41,7 +41,7 @@ Found = dict[str, dict[str, list[float]]]
 
 
 def begins(row: str, table: dict[str, Any]) -> Any:
-    """The entry of a table whose key is the longest beginning of the row's name."""
+    """Return the entry of a table whose key is the longest beginning of the row's name."""
     found = [each for each in table if row.startswith(each)]
     return table[max(found, key=len)] if found else None
 
@@ -73,7 +73,7 @@ class RunningSides:
 def measure(
     running: RunningSides, speed: MachineSpeed, sides: list[str], groups: list[str], rounds: int, **composition: Any
 ) -> tuple[Found, dict[str, str]]:
-    """The figures of one composition; and which sides skipped which group, with the reason."""
+    """Return the figures of one composition; and which sides skipped which group, with the reason."""
     found: Found = {}
     skipped: dict[str, str] = {}
     for group in groups:
@@ -95,7 +95,7 @@ def measure(
 
 
 def judged(row: str, by_side: dict[str, list[float]]) -> dict[str, Any]:
-    """A row with its verdict: each side's figure, and how far ours are ahead of the fastest peer with the same work."""
+    """Return a row with its verdict: each side's figure, and how far ours are ahead of the fastest comparable peer."""
     figures = {side: spread(each) for side, each in by_side.items()}
     if row.startswith("worst"):  # other programs on the machine can only add time
         figures = {side: {**each, "median": each["least"]} for side, each in figures.items()}
@@ -129,7 +129,7 @@ def _ahead(row: str, ours: list[float], theirs: list[float]) -> dict[str, float]
 def compare(
     sides: list[str], groups: list[str], comps: list[str], pages: list[int], rounds: int, sizes: dict[str, Any]
 ) -> dict[str, Any]:
-    """The whole comparison, in the form that is saved as JSON."""
+    """Return the whole comparison, in the form that is saved as JSON."""
     speed = MachineSpeed()
     whole: dict[str, Any] = {"rounds": rounds, "results": [], "skipped": {}, "machine": speed.readings}
     with ExitStack() as stack:
@@ -144,7 +144,7 @@ def compare(
 
 
 def merged(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Several runs as one. A row that was measured again replaces the earlier one."""
+    """Return several runs as one. A row that was measured again replaces the earlier one."""
     by_composition: dict[tuple[str, int], dict[str, Any]] = {}
     skipped: dict[str, str] = {}
     readings: Readings = {}

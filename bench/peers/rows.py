@@ -58,7 +58,7 @@ def short(count: int) -> str:
 
 @cache
 def reading() -> float:
-    """The time that one reading of the clock adds between two readings, in microseconds."""
+    """Return the microseconds that one reading of the clock adds between two readings."""
     found = []
     for _ in range(20_000):
         before = clock()
@@ -84,13 +84,13 @@ def cached(driver: Driver, prompt: list[int]) -> None:
 
 
 def _for_chats(make: Make, sizes: WorkSizes) -> tuple[Driver, list[Turn]]:
-    """A cache with room for three tenths of all conversations' tokens, and the turns."""
+    """Return a cache with room for three tenths of all conversations' tokens, and the turns."""
     turns, total = conversations(sizes.conversations, 10)
     return make(total * 3 // 10, 3 * sizes.conversations), turns
 
 
 def chat(make: Make, sizes: WorkSizes) -> Rows:
-    """Conversations in random order under eviction pressure. Keys are made beforehand."""
+    """Serve conversations in random order under eviction pressure. Keys are made beforehand."""
     driver, turns = _for_chats(make, sizes)
     found: list[float] = []
     hits = 0
@@ -113,7 +113,7 @@ def chat(make: Make, sizes: WorkSizes) -> Rows:
 
 
 def lists(make: Make, sizes: WorkSizes) -> Rows:
-    """The same from lists of tokens. Each side converts the prompt, and later the answer, to its own form."""
+    """Serve lists of tokens. Each side converts the prompt, and later the answer, to its own form."""
     driver, turns = _for_chats(make, sizes)
     found: list[float] = []
     for prompt, full in turns:
@@ -133,7 +133,7 @@ def lists(make: Make, sizes: WorkSizes) -> Rows:
 
 
 def worst(make: Make, sizes: WorkSizes) -> Rows:
-    """The longest call of each kind in ``chat``. ``finish`` and ``close`` count as one: either of them may publish."""
+    """Take the longest call of each kind in ``chat``. ``finish`` and ``close`` count as one: both may publish."""
     driver, turns = _for_chats(make, sizes)
     longest = dict.fromkeys(CALLS, 0.0)
     for prompt, full in turns:
@@ -313,7 +313,7 @@ def in_child(work: Callable[[], Rows]) -> Rows:
 
 
 def _resident() -> int:
-    """The bytes of memory that this process occupies."""
+    """Return the bytes of memory that this process occupies."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 

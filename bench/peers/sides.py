@@ -39,7 +39,7 @@ NOT_THE_SAME = {
 
 
 def load(side: str) -> type[Driver]:
-    """The class of a side, by its name or as ``module:Class``."""
+    """Return the class of a side, by its name or as ``module:Class``."""
     module, _, name = SIDES.get(side, side).partition(":")
     found = getattr(import_module(module), name)
     assert issubclass(found, Driver)

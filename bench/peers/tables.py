@@ -15,13 +15,13 @@ def short(value: float) -> str:
 
 
 def names(result: dict[str, Any]) -> list[str]:
-    """The sides of a composition, ours first."""
+    """Return the sides of a composition, ours first."""
     found = list(dict.fromkeys(side for row in result["rows"] for side in row["sides"]))
     return [side for side in OURS if side in found] + [side for side in found if side not in OURS]
 
 
 def ahead(row: dict[str, Any], side: str = OURSELVES) -> str:
-    """How many times ahead this side of ours is; or by how much it differs, in a row in which sides must agree."""
+    """Return how many times this side of ours is ahead; or by how much it differs, if sides must agree in this row."""
     if each := row.get("ahead", {}).get(side):
         between = f" ({short(each['least'])}-{short(each['most'])})" if each["least"] < each["most"] else ""
         return short(each["median"]) + between
@@ -44,12 +44,12 @@ def bar(row: dict[str, Any]) -> str:
 
 
 def missed(row: dict[str, Any]) -> list[str]:
-    """Our sides that miss the bar."""
+    """Return our sides that miss the bar."""
     return list(dict.fromkeys(side.partition(",")[0] for side, each in row.get("met", {}).items() if not each))
 
 
 def met(row: dict[str, Any]) -> str:
-    """Whether ``prefixloom`` meets the bar, and which other sides of ours miss it."""
+    """Return whether ``prefixloom`` meets the bar, and which other sides of ours miss it."""
     others = [side for side in missed(row) if side != OURSELVES]
     if OURSELVES in missed(row):
         return "missed"
@@ -83,7 +83,7 @@ def terminal(comparison: dict[str, Any]) -> str:
 
 
 def markdown(comparison: dict[str, Any]) -> str:
-    """Full tables of the fewest and the most components, the ratios of all compositions, and our other sides."""
+    """Return full tables of the fewest and the most components, the ratios of all compositions, and our other sides."""
     results = sorted(
         comparison["results"], key=lambda result: (len(result["comps"]), result["comps"] == "FM", result["page"])
     )
@@ -151,7 +151,7 @@ def _of(row: dict[str, Any], side: str) -> str:
 
 
 def _beside(results: list[dict[str, Any]]) -> Iterator[str]:
-    """The cost of our other sides, divided by that of ``prefixloom``."""
+    """Return the cost of our other sides, divided by that of ``prefixloom``."""
 
     def cell(row: dict[str, Any]) -> str:
         ours = row["sides"].get(OURSELVES)
@@ -164,7 +164,7 @@ def _beside(results: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def _across(results: list[dict[str, Any]], cell: Any) -> Iterator[str]:
-    """One figure per row and composition."""
+    """Return a table with one figure per row and composition."""
     yield from _head(["work", *(f"{result['comps']}/{result['page']}" for result in results)])
     rows = dict.fromkeys(row["row"] for result in results for row in result["rows"])
     for name in rows:

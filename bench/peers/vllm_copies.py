@@ -63,7 +63,7 @@ class CopyingWorker:
         self.number = 0
 
     def copy(self, to_host: bool) -> None:
-        """One copy, as a step of vLLM begins it, to its end."""
+        """Copy as a step of vLLM does, to the end of the copy."""
         self.number += 1
         copy = Copy(self.number, "r", {0: self.pairs})
         if to_host:
@@ -77,7 +77,7 @@ class CopyingWorker:
             raise RuntimeError("the copy failed")
 
     def one_by_one(self, to_host: bool) -> None:
-        """The same by a call for each block and layer."""
+        """Copy the same blocks by a call for each block and layer."""
         for device, host in zip(self.worker.device[0], self.worker.host[0], strict=True):
             for block, slot in zip(*self.pairs, strict=True):
                 one, other = (host[0, slot], device[0, block]) if to_host else (device[0, block], host[0, slot])
@@ -90,7 +90,7 @@ class CopyingWorker:
 
 
 def median(call: Callable[[], None], rounds: int) -> tuple[float, float]:
-    """Seconds of a call, and seconds of the process's time."""
+    """Return the seconds of a call, and the seconds of the process's time."""
     call()
     found = []
     for _ in range(rounds):
@@ -120,7 +120,7 @@ class Products:
 
 
 def slowed(side: CopyingWorker, model: Products, to_host: bool) -> float:
-    """How many times longer the model takes while copies run one after the other."""
+    """Return how many times longer the model takes while copies run one after the other."""
     alone = statistics.median(model.seconds(200) for _ in range(5))
     ended = threading.Event()
 

@@ -76,7 +76,7 @@ class Entry:
 
 
 def entries(trace: Path, count: int, block: int, scale: int, answer: int) -> Iterator[Entry]:
-    """The first requests of a trace, with ``scale`` times fewer tokens. An id names a block's tokens."""
+    """Yield the first requests of a trace, with ``scale`` times fewer tokens. An id names a block's tokens."""
     size = block // scale
     numbers: dict[int, int] = {}
     with gzip.open(trace, "rt") as lines:
@@ -93,7 +93,7 @@ BLOCK_BYTES = 4096
 
 
 def groups_of(scene: Scene) -> KVCacheConfig:
-    """Groups of one layer whose blocks have the same bytes, as vLLM makes them."""
+    """Return groups of one layer whose blocks have the same bytes, as vLLM makes them."""
     groups = [
         KVCacheGroupSpec(
             [f"{at}.{each}"],

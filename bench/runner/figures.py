@@ -27,7 +27,7 @@ def spread(samples: list[float]) -> dict[str, float]:
 
 
 def summary(sides: Samples) -> list[dict[str, Any]]:
-    """One entry per row: the spread of each side, and ``ratio``, the second side's median over the first's."""
+    """Return one entry per row: the spread of each side, and ``ratio``, the second side's median over the first's."""
     first, *others = sides.items()
     rows = []
     for workload, by_row in first[1].items():
@@ -42,7 +42,7 @@ def summary(sides: Samples) -> list[dict[str, Any]]:
 
 
 def table(rows: list[dict[str, Any]], sides: list[str]) -> str:
-    """The summary as text: median (least-most) of each side. ``ratio`` is the other commit's median over ours."""
+    """Return the summary as text: median (least-most). ``ratio`` is the other commit's median over ours."""
     lines = [f"{'':56}" + "".join(f"{side[:28]:>30}" for side in sides) + ("     ratio" if len(sides) > 1 else "")]
     for row in rows:
         cells = []

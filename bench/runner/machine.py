@@ -52,7 +52,7 @@ def _iteration() -> float:
 
 
 def describe(readings: Readings) -> str:
-    """One line: the median of each kind, and the least and the most."""
+    """Return one line: the median of each kind, and the least and the most."""
     figures = [
         f"{name} {statistics.median(each):.0f} ns ({min(each):.0f}-{max(each):.0f})" for name, each in readings.items()
     ]

@@ -66,7 +66,7 @@ class SideProcess:
 
 @contextmanager
 def checkout(revision: str) -> Iterator[Path]:
-    """Another commit of this repository in a temporary folder, which is removed at the end."""
+    """Check out another commit into a temporary folder, which is removed at the end."""
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder) / "tree"
         git = ["git", "-C", str(ROOT), "worktree"]

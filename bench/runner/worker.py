@@ -22,7 +22,7 @@ class NoFuseOption(RuntimeError):
 
 
 def function_of(name: str) -> Callable[..., Any]:
-    """The function ``module:function``."""
+    """Return the function ``module:function``."""
     module, _, function = name.partition(":")
     found: Callable[..., Any] = getattr(import_module(module), function)
     return found

@@ -77,7 +77,7 @@ class ServedTrace:
 
 
 def shrunk(path: Path, limit: int, block: int, speed: float) -> list[TimedRequest]:
-    """The first requests of a trace of blocks, each whole block as so many bytes that only its id decides.
+    """Return the first requests of a trace of blocks, each whole block as so many bytes that only its id decides.
 
     The part of a block at a prompt's end is left out: the next turn goes on from it in the text, and has another id.
     """
@@ -134,7 +134,7 @@ async def answer(
 
 
 async def speeds(http: httpx.AsyncClient, replicas: int) -> Service:
-    """How fast replicas compute prompts and decode while all of them do, by the median of several."""
+    """Measure how fast replicas compute prompts and decode while all of them do, by the median of several."""
     prefills, decodes = [], []
     for number in range(TIMES):
         own = [random.Random(f"{number} {each}").choices(range(END), k=MEASURED) for each in range(replicas)]

@@ -62,7 +62,7 @@ def model_of(name: str) -> Any:
 
 
 def drawn(lengths: Sequence[int], shared: int, seed: int) -> Prompts:
-    """Prompts of these lengths, whose first ``shared`` tokens are the same."""
+    """Return prompts of these lengths, whose first ``shared`` tokens are the same."""
     rng = random.Random(seed)
     beginning = [rng.randrange(3, 8192) for _ in range(shared)]
     return [beginning + [rng.randrange(3, 8192) for _ in range(length - shared)] for length in lengths]

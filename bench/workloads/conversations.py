@@ -11,7 +11,7 @@ Turn = tuple[list[int], list[int]]
 
 @cache
 def conversations(count: int, turns: int) -> tuple[list[Turn], int]:
-    """The turns of ``count`` conversations in random order, and the number of tokens of all conversations together.
+    """Return the turns of ``count`` conversations in random order, and the tokens of all conversations together.
 
     All conversations begin with the same system prompt of 512 tokens.
     """

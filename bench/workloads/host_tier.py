@@ -43,7 +43,7 @@ Batch = tuple[list[int], list[int]]
 
 
 def chats(comps: str, count: int) -> Iterator[dict[str, list[Batch]]]:
-    """After each chat over these components: the last copies, each way, of pages of full attention."""
+    """Yield after each chat over these components the last copies, each way, of pages of full attention."""
     seen: dict[str, list[Batch]] = {DOWN: [], UP: []}
 
     def record(source: Any, src: Any, target: Any, dst: Any, *_: object) -> None:
@@ -67,7 +67,7 @@ def chats(comps: str, count: int) -> Iterator[dict[str, list[Batch]]]:
 
 
 def batches_by_kind(count: int) -> dict[str, dict[str, list[Batch]]]:
-    """By kind of slots and way: the batches to copy."""
+    """Return by kind of slots and way the batches to copy."""
     rng = random.Random(1)
     scattered = [(rng.sample(range(CAPACITY), PAGES), rng.sample(range(CAPACITY), PAGES))]
     runs = [[run * 8 + k for run in rng.sample(range(CAPACITY // 8), PAGES // 8) for k in range(8)] for _ in range(2)]
@@ -109,7 +109,7 @@ def ways(cases: dict[str, dict[str, list[Batch]]]) -> dict[str, tuple[Callable[[
 
 
 def _runs(here: list[int], there: list[int]) -> int:
-    """The number of runs: pages whose slots are consecutive on both sides."""
+    """Return the number of runs: pages whose slots are consecutive on both sides."""
     pairs = sorted(zip(here, there, strict=True))
     return 1 + sum((b[0] - a[0], b[1] - a[1]) != (1, 1) for a, b in pairwise(pairs))
 

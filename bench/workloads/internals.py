@@ -20,7 +20,7 @@ import prefixloom
 
 @cache
 def internal(name: str) -> Any:
-    """The class, function or constant of this name that a module of prefixloom defines at its top level."""
+    """Return the class, function or constant of this name at the top level of a module of prefixloom."""
     (package,) = map(Path, prefixloom.__path__)
     definition = re.compile(rf"^(class|def) {name}\b|^{name}\b[^=\n]*= ", re.MULTILINE)
     for source in sorted(package.rglob("*.py")):

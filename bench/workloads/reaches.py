@@ -107,7 +107,7 @@ class Side:
             step.run_ops()
 
     def turn(self, prompt: Tokens, answer: Tokens, whole: int, in_step: bool = False) -> None:
-        """A turn of a conversation; ``whole`` tokens are known after it."""
+        """Serve a turn of a conversation; ``whole`` tokens are known after it."""
         sequence = self.cache.open(prompt)
         sequence.grow(whole // PAGE * PAGE - sequence.reserved)
         sequence.append(answer)
@@ -136,7 +136,7 @@ class Side:
 
 
 def in_turn(calls: Iterator[tuple[Callable[[], Any], Callable[[], Any]]]) -> Times:
-    """The times of two calls that do the same, again and again. The first and the second take turns in going first."""
+    """Return the times of two calls that do the same, again and again. Each is as often first as the other."""
     clock = time.thread_time_ns
     spent: Times = [], []
     for number, pair in enumerate(calls):
