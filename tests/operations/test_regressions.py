@@ -320,3 +320,16 @@ def test_a_state_that_was_only_copied_may_become_the_trees_again() -> None:
         assert cache.peek(range(8)) == 0
     assert cache.peek(range(8)) == 8
     settle(cache)
+
+
+def test_room_is_found_in_what_a_rewound_sequence_need_not_keep() -> None:
+    """It may be rewound by one token more, to 33: so no boundary below 32 matters, and 32 needs nothing before 11."""
+    cache = cache_of(part("window", Window(22)), max_rewind=3, tokens=48)
+    sequence = cache.open(range(36))
+    run(sequence, 8)
+    sequence.publish()
+    run(sequence, 28)
+    sequence.rewind(2)
+    with cache.open(range(100, 118)) as other:
+        other.grow(18)  # five pages: three are free, and nothing needs two that are published
+    sequence.abort()

@@ -95,9 +95,10 @@ def _give_up_below(core: Core, running: Running, lane: PartialLane, floor: int) 
 
 
 def floor_of(core: Core, running: Running) -> int:
-    """Return the lowest boundary that still matters: the deepest publishable one, less what may be rewound."""
+    """Return the lowest boundary that still matters: the deepest publishable one, less what may still be rewound."""
     shape = core.shape
-    floor = min(running.names.count - shape.lookahead, running.complete) - shape.max_rewind
+    rewound = max(0, running.high - running.committed)  # a rewind is counted from the highest commit
+    floor = min(running.names.count - shape.lookahead, running.complete) - max(0, shape.max_rewind - rewound)
     floor = max(floor, running.published)
     if shape.tracks_checkpoints:
         for lane in shape.state_lanes:

@@ -513,6 +513,7 @@ class SequenceOperations(ComparedCache):
         run.complete = min(run.complete, length if chosen else max(0, length - self.model.lookahead))
         run.chosen_from = run.chosen_from if chosen else -1
         run.named, run.alone = min(run.named, length), min(run.alone, length)
+        run.keep = min(run.keep, self.model.lowest(run))
         self.extend(run, length + self.model.lookahead)
         for f in self.model.facts:
             run.written[f.name] = min(run.written[f.name], max(0, length - f.lookahead))

@@ -236,10 +236,15 @@ class SetModel:
     def retain(self, run: ModelSequence) -> None:
         """After a commit or publication, update the first boundary that still matters."""
         run.deepest = max(run.deepest, run.committed)
-        floor = min(run.complete, run.named - self.lookahead) - self.max_rewind
-        run.keep = max(floor // self.page * self.page, run.published)
+        run.keep = self.lowest(run)
         run.floor = max(run.floor, run.keep)
         run.keep = min([run.keep, *(boundary for tracks in run.tracks.values() for boundary in tracks)])
+
+    def lowest(self, run: ModelSequence) -> int:
+        """Return the first boundary that can still be published after the deepest rewind that is still allowed."""
+        left = max(0, self.max_rewind - (run.deepest - run.committed))
+        floor = min(run.complete, run.named - self.lookahead) - left
+        return max(floor // self.page * self.page, run.published)
 
     def must_hold(self, f: Facts, run: ModelSequence) -> set[int]:
         """Return the pages with content that a boundary needs which can still be published or rewound to."""
