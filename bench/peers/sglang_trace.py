@@ -15,13 +15,12 @@ from __future__ import annotations
 import gc
 import os
 import time
-from collections.abc import Callable
 from typing import Any
 
 from bench.engines.sglang import SGLangCache, torch
 from bench.engines.sglang_loop import Scheduling
 from bench.engines.sglang_variants import OurCacheInSGLang
-from bench.runner.figures import Rows
+from bench.runner.figures import Rows, Stopwatch
 from prefixloom.lab import read_trace
 from prefixloom_sglang.cache import PrefixloomCache
 
@@ -35,28 +34,6 @@ METHODS = (
 
 Asked = tuple[list[int], int]
 """The tokens of a prompt, and how many its answer has."""
-
-
-class Stopwatch:
-    """CPU time in the outermost of the calls that it counts."""
-
-    def __init__(self) -> None:
-        self.spent = 0.0
-        self._depth = 0
-
-    def around(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            if self._depth:
-                return call(*args, **kwargs)
-            self._depth = 1
-            begun = time.thread_time()
-            try:
-                return call(*args, **kwargs)
-            finally:
-                self.spent += time.thread_time() - begun
-                self._depth = 0
-
-        return timed
 
 
 class TimedSide:

@@ -22,7 +22,7 @@ from typing import Any
 import attrs
 import torch
 
-from bench.runner.figures import Rows, in_turn
+from bench.runner.figures import Rows, Stopwatch, in_turn
 from bench.workloads.internals import internal
 from prefixloom import Cache, History, compose
 from prefixloom.lab import record
@@ -67,29 +67,14 @@ def decode(engine: Engine) -> float:
 
 
 @contextmanager
-def spent_in(methods: Methods) -> Iterator[Callable[[], float]]:
-    """Sum up the seconds of this thread inside of some methods. Calls between them count once."""
-    seconds, inside = 0.0, False
-
-    def timed(call: Callable[..., Any]) -> Callable[..., Any]:
-        def around(*args: Any, **options: Any) -> Any:
-            nonlocal seconds, inside
-            if inside:
-                return call(*args, **options)
-            inside, begun = True, time.thread_time()
-            try:
-                return call(*args, **options)
-            finally:
-                seconds += time.thread_time() - begun
-                inside = False
-
-        return around
-
+def timed(methods: Methods) -> Iterator[Stopwatch]:
+    """Count the time inside of some methods, while the block runs."""
+    watch = Stopwatch()
     before = [(kind, name, getattr(kind, name)) for kind, name in methods]
     for kind, name, call in before:
-        setattr(kind, name, timed(call))
+        setattr(kind, name, watch.around(call))
     try:
-        yield lambda: seconds
+        yield watch
     finally:
         for kind, name, call in before:
             setattr(kind, name, call)
@@ -162,14 +147,14 @@ def watching(
             for each in sides.values():
                 each.close()
             of_thread = thread() / served
-        with ExitStack() as stack, spent_in(METHODS[kind]()) as spent:
+        with ExitStack() as stack, timed(METHODS[kind]()) as watch:
             made, thread = watched(kind, compose(model.config, capacity=capacity), engine, stack)
-            before = spent()
+            before = watch.spent
             serve(made, users, turns)
-            of_a_turn = (spent() - before) / (users * turns)
-            before = spent()
+            of_a_turn = (watch.spent - before) / (users * turns)
+            before = watch.spent
             decode(made)
-            of_a_step = (spent() - before) / (2 * STEPS)
+            of_a_step = (watch.spent - before) / (2 * STEPS)
             made.close()
             thread()
         turn = statistics.median(took["without"])
