@@ -206,13 +206,16 @@ class Writer:
 
 
 @memoised
-def text_of(number: int) -> tuple[int, ...]:
-    """Return a text that prompts begin with. Text 2k + 1 begins like text 2k and differs from it later."""
-    chance = random.Random(f"text {number}")
+def text_of(number: int, book: str = "text {}") -> tuple[int, ...]:
+    """Return a text that prompts begin with. Text 2k + 1 begins like text 2k and differs from it later.
+
+    ``book``: the seed of its texts. The kill table counts operations of scripts with these texts.
+    """
+    chance = random.Random(book.format(number))
     text = (*(chance.randrange(2) for _ in range(4000)), *chance.choices((0, 1), k=TEXT - 4000))
     if number % 2:
         shared = 5 + 7 * number
-        text = text_of(number - 1)[:shared] + text[shared:]
+        text = text_of(number - 1, book)[:shared] + text[shared:]
     return text
 
 

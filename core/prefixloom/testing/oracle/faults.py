@@ -16,6 +16,7 @@ from ..kit.bench import Bench
 from ..kit.case import ComponentCase
 from .comparison import Allowances
 from .operations import Operations
+from .sequence_operations import BOOK
 
 
 def walkthrough(unit: int) -> list[Op]:
@@ -25,19 +26,19 @@ def walkthrough(unit: int) -> list[Op]:
     """
 
     def turn(number: int, pages: int, *between: Op) -> list[Op]:
-        asked = ("open", "", text_of(number)[: pages * unit], 1, (), 0, number)
+        asked = ("open", "", text_of(number, BOOK)[: pages * unit], 1, (), 0, number)
         steps: list[Op] = [("grow", -1, pages // 2 * unit), ("step", 31, 0), ("publish", -1, -1), ("grow", -1, -1)]
         return [asked, *steps, ("step", 31, 0), *between, ("close", -1, 0)]
 
     decode: list[Op] = [("append", -1, 3), ("grow", -1, 3), ("step", 31, 0), ("rewind", -1, 1, 1), ("publish", -1, -1)]
-    held: list[Op] = [("plan", "", text_of(0)[: 8 * unit], 0, ()), ("lease", -1)]
+    held: list[Op] = [("plan", "", text_of(0, BOOK)[: 8 * unit], 0, ()), ("lease", -1)]
     return [
         *turn(0, 8),
         *turn(1, 6, *decode),
         *held,
         ("evict", 1, 3),
         *turn(0, 8, *decode),
-        ("plan", "", text_of(1)[: 8 * unit], 0, ()),
+        ("plan", "", text_of(1, BOOK)[: 8 * unit], 0, ()),
         ("lease", -1),
         *turn(2, 8),
         *[("release", 0)] * 2,

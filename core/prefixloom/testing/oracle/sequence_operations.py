@@ -16,6 +16,7 @@ from .view import require
 
 TEXTS = 4
 """So many texts are what prompts begin with, and what the model says."""
+BOOK = "document {} 2"
 
 Pieces = dict[str, set[Piece]]
 
@@ -29,9 +30,9 @@ class SequenceOperations(ComparedCache):
 
     def extend(self, run: ModelSequence, length: int) -> None:
         """Extend the future of ``run`` to at least ``length`` tokens."""
-        text = text_of(run.salt % TEXTS)
+        text = text_of(run.salt % TEXTS, BOOK)[:400]
         while len(run.future) < length:
-            run.future.append(text[len(run.future) + run.salt // 4])
+            run.future.append(text[(len(run.future) + run.salt // 4) % len(text)])
         while len(run.ids) <= len(run.future):
             token = run.future[len(run.ids) - 1]
             run.ids.append(self.model.names.child(run.ids[-1], run.namespace, token))

@@ -11,7 +11,7 @@ from ...script import Op, Writer, text_of
 from ..kit.bench import Bench
 from ..kit.case import ComponentCase
 from .operations import Operations
-from .sequence_operations import TEXTS
+from .sequence_operations import BOOK, TEXTS
 
 NAMESPACES = ("", "b")
 EXTRA_KEYS: tuple[Hashable, ...] = ("an image", 1, True, 1.0)
@@ -74,7 +74,8 @@ class SetsWriter(Writer):
         length = self.below(3) if self.below(20) == 0 else self.below(self.longest + 1)
         if self.below(2):
             length = min(self.longest, length // self.unit * self.unit + self.below(2))
-        return self.varied(text_of(self.chance.choice((0, 0, 0, 1, 1, *range(2, TEXTS))))[:length], 4)
+        tokens = text_of(self.chance.choice((0, 0, 0, 1, 1, *range(2, TEXTS))), BOOK)[:length]
+        return self.varied(tokens, 4) if tokens else tokens
 
     def extra(self, tokens: tuple[int, ...]) -> tuple[tuple[int, int, Hashable], ...]:
         """Return up to three spans, each as long as it happens to be."""
