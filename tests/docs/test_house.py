@@ -112,7 +112,7 @@ BUDGET: dict[str, int] = {
     "core/prefixloom/storage": 700,
     "core/prefixloom/contract": 1_990,
     "core/prefixloom/device": 2_670,
-    "core/prefixloom/tree": 2_710,
+    "core/prefixloom/tree": 2_700,
     "core/prefixloom/operations": 3_430,
     "core/prefixloom/cache": 940,
     "core/prefixloom/tiers": 2_410,

@@ -166,7 +166,7 @@ class Index:
 
     def unprotect(self, node: Node) -> None:
         """Undo ``Node.protect``, and ``prune`` the node."""
-        if self.tree.unprotect(node):
+        if node.unprotect() and self.tree.prune(node):
             self.epoch += 1
 
     def prune(self, node: Node) -> None:

@@ -94,9 +94,10 @@ class Node:
         """Keep the node linked, even if nothing is cached at it, until it is unprotected as often."""
         self.leases += 1
 
-    def unprotect(self) -> None:
-        """Undo ``protect``. Prune the node next, as it may be bare."""
+    def unprotect(self) -> bool:
+        """Undo ``protect``. True if the node is to be pruned next, as it may be bare."""
         self.leases -= 1
+        return not self.leases and self.kids is None
 
     def __repr__(self) -> str:
         held = "".join("-" if cell is None else "x" for cell in self.cells)
@@ -276,11 +277,6 @@ class Tree:
         node.rest = rest[cut:]
         self.nodes += 1
         return upper
-
-    def unprotect(self, node: Node) -> bool:
-        """Undo ``Node.protect``, and ``prune`` the node."""
-        node.leases -= 1
-        return not node.leases and node.kids is None and self.prune(node)
 
     def prune(self, node: Node) -> bool:
         """``prune_all`` for a single node. True if a node was unlinked, to which a plan may lead."""
