@@ -35,8 +35,8 @@ def open_at(core: Core, match: Match, label: str, priority: int, until: float, *
     receipts = shape.no_records
     if shape.has_lock_hooks:
         receipts = ask_receipts(core, match.namespace, node.end, match.extra)
-    held = [lane.open(node) for lane in shape.lanes]
     covers = cover(core, node, receipts, shape.page_lanes if arrives else shape.lanes)
+    held = [lane.open(node, covers[lane.index]) for lane in shape.lanes]
     fills: list[Fill] = []
     for point in () if arrives else shape.state_lanes:
         state, cell = held[point.index], covers[point.index]

@@ -285,9 +285,8 @@ def _resume_at(core: Core, running: Running, end: Node, lease: Lease, filled: se
     core.unwritten.read(running, end)
     for lane, holding in running.paged:
         lane.close(holding)
-    opened = [(lane, lane.open(end)) for lane in core.shape.page_lanes]
-    for lane, holding in opened:
-        running.held[lane.index] = holding
+    for lane in core.shape.page_lanes:
+        running.held[lane.index] = lane.open(end, running.covers[lane.index])
     fills: list[Fill] = []
     for point, state in running.states:
         state.as_of = end.end

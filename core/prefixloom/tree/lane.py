@@ -91,8 +91,8 @@ class Lane(Cells[K], Generic[K, C, H]):
         raise NotImplementedError
 
     # ------------------------------------------------------------ a sequence's way
-    def open(self, node: Node) -> H:
-        """A holding that reads what a lease at ``node`` covers."""
+    def open(self, node: Node, cover: C | None) -> H:
+        """Return a holding that reads of ``cover``, which a lease at ``node`` has, what resuming there needs."""
         raise NotImplementedError
 
     def adopt(self, run: list[Node], holding: H) -> None:

@@ -210,9 +210,8 @@ class PartialLane(PageLane[PartialCell, PartialCover]):
                 cell = above.cells[self.index]  # a split divided the edge
 
     # ------------------------------------------------------------ a sequence's way
-    def open(self, node: Node) -> PageHolding:
-        end = node.end
-        return PageHolding(self._read(self._cells(node, self.paged.outlook[end]), end), end // self.page)
+    def open(self, node: Node, cover: PartialCover | None) -> PageHolding:
+        return PageHolding(self._read(cover or [], node.end), node.end // self.page)
 
     def row(self, node: Node, boundary: int) -> bytes:
         return self._read(self._cells(node, self.paged.outlook[boundary]), boundary).tobytes()

@@ -91,7 +91,7 @@ class PathLane(PageLane[Cell, Cell]):
         self.release(cell, recent)
 
     # ------------------------------------------------------------ a sequence's way
-    def open(self, node: Node) -> PageHolding:
+    def open(self, node: Node, cover: Cell | None) -> PageHolding:
         return PageHolding(self.row(node, node.end), node.end // self.page)
 
     def adopt(self, run: list[Node], holding: PageHolding) -> None:

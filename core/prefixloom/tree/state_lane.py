@@ -148,7 +148,7 @@ class StateLane(Lane[StateCell, StateCell, StateHolding]):
         return [*super().strays(), *found, *(cell for cell in self.queue if self.queue_of(cell) is not self.queue)]
 
     # ------------------------------------------------------------ a sequence's way
-    def open(self, node: Node) -> StateHolding:
+    def open(self, node: Node, cover: StateCell | None) -> StateHolding:
         return StateHolding(node.end)
 
     def start(self, holding: StateHolding) -> None:
