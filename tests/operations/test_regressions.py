@@ -252,6 +252,30 @@ def test_steps_that_end_in_order_commit_in_order() -> None:
         assert sequence.committed == 16
 
 
+@pytest.mark.parametrize("tokens, facts", [(4, {}), (1, {"max_rewind": 3})], ids=["whole", "small"])
+def test_step_keeps_no_checkpoint_if_the_layers_of_a_later_step_have_run(tokens: int, facts: dict[str, int]) -> None:
+    """The copy would be enqueued behind them, and have the state that they left."""
+    cache = cache_of(part("path", Path()), part("state", Point(), checkpoint_every=4, **facts), slots=20, **facts)
+    sequence, states = cache.open(TOKENS), cache.pool("state").buffers["data"]
+
+    def begin(count: int) -> Step:
+        sequence.grow(count)
+        step = cache.step([sequence]).__enter__()
+        step.run_ops()
+        for slot in [*sequence.pages("state"), *sequence.rewind_slots("state")]:
+            states[:, slot] = sequence.reserved
+        return step
+
+    if tokens < 4:
+        begin(4 - tokens).__exit__(None, None, None)
+    first, second = begin(tokens), begin(tokens)
+    first.__exit__(None, None, None)
+    second.__exit__(ZeroDivisionError, ZeroDivisionError(), None)
+    sequence.close()
+    assert cache.stats().components["path"].cached == 1
+    assert cache.peek(TOKENS) == 0
+
+
 def test_a_batch_commits_as_a_whole_or_not_at_all() -> None:
     cache = cache_of(part("path", Path()))
     one, other = cache.open(TOKENS[:8]), cache.open(TOKENS[8:16])

@@ -114,13 +114,14 @@ def keep_checkpoints(
     """Track the states that are due at the end of a step over ``rows``; return the copies to run, and their fence.
 
     ``own``: the step's work. A running state that is a device's choice (``accepted``) stands for no boundary that is
-    known here.
+    known here. Nor does any of a sequence that a later step has, whose layers may have written over it already.
     """
     copies: dict[StateLane, Slots] = {}
     fence = 0
     for row in rows:
         running = row.running
-        for lane, holding in running.states if running.core is not None else ():
+        written_over = bool(running.steps) and running.steps[-1].end > row.end
+        for lane, holding in running.states if running.core is not None and not written_over else ():
             due = holding.due(lane.track_every, row.start, row.end) if lane.track_every else None
             if due is None or (accepted and due[1] == holding.slot):
                 continue
