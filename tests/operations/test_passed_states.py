@@ -8,6 +8,7 @@ import pytest
 
 from prefixloom import Cache, Claim, Component, NodeView, Path, Point, Tier, hookimpl
 from prefixloom.contract.policy import BUILT_IN
+from prefixloom.testing.schedules.simulated import Simulation
 from tests.support.helpers import cache_of, held, part, run, serve, settle
 
 A, B, C = ([name] * 64 for name in (1, 2, 3))
@@ -58,6 +59,24 @@ def test_a_state_that_is_resumed_at_is_not_passed_any_more() -> None:
     assert serve(cache, [*A[:32], *B]) == 32  # the prompts part here
     serve(cache, C)
     assert [held(cache, [*prompt, 7]) for prompt in (A, A[:32], [*A[:32], *B], C)] == [32, 32, 96, 64]
+
+
+def test_state_is_not_passed_any_more_when_the_step_fails_that_wrote_the_one_below() -> None:
+    cache, sim = with_states(3), Simulation("forward")
+    for prompt in (B, A[:32]):
+        serve(cache, prompt)
+    sequence = cache.open([*A[:32], *B[:32]])
+    sequence.grow(32)
+    with cache.step([sequence]) as step:
+        step.run_ops(sim["forward"])
+        sim["forward"].run(lambda: 1 / 0)
+    sequence.close()  # it passes 32
+    sim.drain()
+    cache.poll()
+    assert isinstance(sequence.failed, ZeroDivisionError)
+    for prompt in (C, [9] * 64):
+        serve(cache, prompt)
+    assert [held(cache, [*prompt, 7]) for prompt in (B, A[:32], C)] == [0, 32, 64]
 
 
 @pytest.mark.parametrize("policy", BUILT_IN)

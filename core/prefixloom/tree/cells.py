@@ -343,8 +343,7 @@ class Cells(Generic[K]):
         gone.append(cell.data)
         if self.recorder is not None:
             self.recorder.changed(self, cell.node, cell.data, b"")
-        cell.node.cells[self.index] = None
-        self.queue.forget(cell)
+        self._unhang(cell)
 
     def _give_all(self, gone: list[bytes]) -> int:
         """Free what ``_detach`` gathered, and count the pages."""

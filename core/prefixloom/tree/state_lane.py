@@ -272,8 +272,8 @@ class StateLane(Lane[StateCell, StateCell, StateHolding]):
             if end - start <= len(holding.steps):
                 writes.extend(holding.steps)
 
-    def _detach(self, cell: StateCell, gone: list[bytes]) -> None:
-        super()._detach(cell, gone)
+    def _unhang(self, cell: StateCell) -> None:
+        super()._unhang(cell)
         if not cell.passed:  # the state above serves again what this one served
             self._judge_above(cell.node, serves=False)
 
