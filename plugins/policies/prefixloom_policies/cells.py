@@ -57,7 +57,7 @@ class CellRecord:
 class Prints:
     """Prints of paths, by which a path is known again after it was evicted, however its edges were divided.
 
-    A print is a checksum of one token of 64. What was computed is kept for the last paths that were asked for.
+    A print is a checksum of one element of 64. What was computed is kept for the last paths that were asked for.
     """
 
     stride = 64
@@ -80,8 +80,8 @@ class Prints:
         some = self._some(node, width)
         depth = start + -start % stride + stride
         marks = []
-        for at in range(0, len(some), 4):
-            found = zlib.crc32(some[at : at + 4], found)
+        for at in range(0, len(some), width):
+            found = zlib.crc32(some[at : at + width], found)
             if not found & mask:
                 marks.append((min(depth, node.end), found))
             depth += stride
@@ -90,9 +90,10 @@ class Prints:
         return marks
 
     def _some(self, node: PathNode, width: int) -> bytes:
-        """The first four bytes of each token that is printed of an edge."""
-        skipped = -node.parent.end % self.stride
-        return memoryview(node.key).cast("I")[skipped * width // 4 :: self.stride * width // 4].tobytes()
+        """Return the elements of an edge that are printed, ``width`` bytes each."""
+        key = node.key
+        first = -node.parent.end % self.stride * width
+        return b"".join([key[at : at + width] for at in range(first, len(key), self.stride * width)])
 
     def _to_end(self, node: PathNode, width: int) -> int:
         ends = self._ends

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import random
+import struct
 from collections.abc import Callable
 from typing import Any
 
+import attrs
 import pytest
 
 from plugins.policies.tests.test_policies_in_a_cache import cache_of, serve, text
 from prefixloom import EvictionPolicy
 from prefixloom_policies.adaptive import AdaptiveQueue
 from prefixloom_policies.ages import Ages, Visit, falling_fit
+from prefixloom_policies.cells import Prints
 from prefixloom_policies.memory import PathMemory
 
 
@@ -86,6 +89,27 @@ def test_the_latest_marks_are_an_lru_pool_in_small() -> None:
     memory.put_first(third, visits[2])
     memory.shrink(3)
     assert [memory.recent(each) for each in (second, third)] == [64, 128]
+
+
+@attrs.define(eq=False)
+class PlainNode:
+    """An edge of a tree, as a queue sees it."""
+
+    key: bytes
+    end: int
+    parent: Any
+    children: tuple[Any, ...] = ()
+
+
+@pytest.mark.parametrize("code", ["i", "q"])
+def test_prints_differ_where_only_the_last_bytes_of_a_printed_element_do(code: str) -> None:
+    """An element has as many bytes as a token, and with a lookahead those of several."""
+    root = PlainNode(b"", 0, None)
+    last = 8 * (struct.calcsize(code) - 1)
+    keys = [struct.pack(f"<128{code}", *([first << last] * 128)) for first in (1, 2)]
+    marks = [Prints().marks(PlainNode(key, 128, root), 0) for key in keys]
+    assert [depth for depth, _ in marks[0]] == [depth for depth, _ in marks[1]] == [128, 64]
+    assert not {found for _, found in marks[0]} & {found for _, found in marks[1]}
 
 
 def test_what_nothing_remembers_any_more_ends_its_visit() -> None:
