@@ -148,6 +148,11 @@ def test_debug_comes_from_the_environment_unless_it_is_said(
     assert composed(paths(), debug=not expected).debug is not expected
 
 
+@pytest.mark.parametrize("given", ["0", 1, [True]])
+def test_debug_of_another_type_is_refused_by_name(given: object) -> None:
+    refused("debug must be of type bool, got", paths(), debug=given)
+
+
 def test_hooks_are_bound_per_part() -> None:
     class Hooked(Component):
         @hookimpl

@@ -119,6 +119,8 @@ def compose(
         sizing += tier.sizing
     for warning in profile.warnings:
         log.warning("%s", warning)
+    if debug is None:
+        debug = os.environ.get("PREFIXLOOM_DEBUG") == "1"
     composition = Composition(
         name=profile.name,
         parts=tuple(attrs.evolve(part, capacity=sizes[part.name]) for part in parts),
@@ -129,7 +131,7 @@ def compose(
         layout=layout,
         lent=slots == "lent",
         policy=_eviction(policy, shares, registry),
-        debug=os.environ.get("PREFIXLOOM_DEBUG") == "1" if debug is None else bool(debug),
+        debug=of_type(debug, bool, "debug"),
         sizing=sizing,
         warnings=profile.warnings,
         tier=tier,
