@@ -87,6 +87,17 @@ def options_of(given: argparse.Namespace, left: list[str], parser: argparse.Argu
     return found
 
 
+def check_options(names: list[str], options: dict[str, Any], parser: argparse.ArgumentParser) -> None:
+    """Refuse an option that a workload has not. What cannot be imported here says so where it is measured."""
+    for name in names:
+        try:
+            known = inspect.signature(function_of(WORKLOADS[name])).parameters
+        except ImportError:
+            continue
+        if unknown := options.keys() - known.keys():
+            parser.error(f"{name} has no option {', '.join(sorted(unknown))}; it has {', '.join(known)}")
+
+
 def beside_peers(given: argparse.Namespace, parser: argparse.ArgumentParser) -> str:
     """Return the comparison as text: a new one, or one that was saved."""
     if given.read:
@@ -147,7 +158,10 @@ def arguments() -> argparse.ArgumentParser:
 def main() -> int:
     parser = arguments()
     if len(sys.argv) == 3 and sys.argv[1] in WORKLOADS and sys.argv[2] in ("-h", "--help"):
-        function = function_of(WORKLOADS[sys.argv[1]])
+        try:
+            function = function_of(WORKLOADS[sys.argv[1]])
+        except ImportError as error:
+            parser.error(f"{sys.argv[1]} needs what is not here: {error}")
         print(f"{sys.argv[1]}{inspect.signature(function)}\n\n{inspect.getdoc(inspect.getmodule(function))}")
         return 0
     given, left = parser.parse_known_args()
@@ -163,6 +177,8 @@ def main() -> int:
         return 0
     if unknown := set(given.workloads) - set(WORKLOADS):
         parser.error(f"no workload {', '.join(sorted(unknown))}; there are {', '.join(WORKLOADS)}")
+    if options:
+        check_options(given.workloads or list(USUAL), options, parser)
     speed = MachineSpeed()
     sides, skipped = measure(given, options, speed)
     result: dict[str, Any] = {

@@ -1,7 +1,7 @@
 """The workloads of ``python -m bench``, by name: each is a function ``module:function`` that returns samples by row.
 
 A row's name ends with its unit. The function's parameters are the command's options. It runs in a process that
-measures; only there its module is imported.
+measures. The command itself imports its module only to read these parameters.
 """
 
 from __future__ import annotations

@@ -111,12 +111,23 @@ def test_the_ratio_is_the_other_commit_over_ours(figures: ModuleType) -> None:
         (["nothing"], "no workload nothing"),
         (["--as-written"], "--as-written needs --against REV"),
         (["scale", "--leaves"], "no option"),
+        (["scale", "--leavs", "3"], "scale has no option leavs; it has comps, leaves, requests, lengths"),
+        (["chat_turn", "scale", "--leaves", "3"], "chat_turn has no option leaves"),
     ],
 )
 def test_wrong_arguments_are_refused_before_anything_runs(arguments: list[str], reason: str) -> None:
     ran = start(ROOT, *arguments)
     assert ran.returncode == 2
     assert reason in ran.stderr
+
+
+def test_help_for_a_workload_whose_package_is_absent_names_the_package() -> None:
+    """A side is a process of its own, which has the packages of the tree on its path. The command has not."""
+    hidden = "import sys; sys.modules['prefixloom_vllm'] = None; sys.argv = ['bench', 'vllm_copies', '--help']"
+    script = f"{hidden}\nfrom bench.__main__ import main\nmain()"
+    ran = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert ran.returncode == 2 and "Traceback" not in ran.stderr
+    assert "vllm_copies needs what is not here" in ran.stderr and "prefixloom_vllm" in ran.stderr
 
 
 def test_every_workload_is_a_function_of_rows_whose_parameters_are_options(figures: ModuleType) -> None:
