@@ -127,3 +127,10 @@ def test_where_nothing_can_be_written_is_told_in_one_line(tmp_path: Path, capsys
     assert capsys.readouterr().err == (
         f"prefixloom: {tmp_path / 'file' / 'prefixloom-path'} cannot be written: Not a directory\n"
     )
+
+
+def test_a_name_that_is_too_long_for_a_file_is_told_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["new-component", "x" * 300, "--into", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.endswith("cannot be written: File name too long\n")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import keyword
+import os
 import re
 from pathlib import Path
 
@@ -31,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"a component's kind is a lower-case word such as ring_kv, got {name!r}")
     package = f"prefixloom_{name}"
     folder = args.into / package.replace("_", "-")
-    if folder.exists():
+    if os.path.exists(folder):  # unlike Path.exists, this is False for a name that is too long
         raise InputError(f"{folder} exists; give another name, or another folder with --into")
     if importlib.util.find_spec(package) is not None:
         raise InputError(f"a package {package!r} is installed already; give another name")
