@@ -153,6 +153,8 @@ def test_a_killed_server_finds_its_prefixes_in_the_store(tmp_path: Path) -> None
         (["--events-in-clear"], "go with --events"),
         (["--events", "ipc:///tmp/x", "--events-keys", "/nowhere"], "has no keys for the server of a connection"),
         (["--dtype", "float8"], "float8"),
+        (["--device", "gpu"], "cannot be put on device 'gpu'"),
+        (["--device", "cuda:99"], "cannot be put on device 'cuda:99'"),
         (["--traffic", "prompts=4"], "traffic: its numbers are prompt, output, shared; got 'prompts'"),
         (["--traffic", "prompt=many"], "prompt is a number, got 'many'"),
         (["--traffic", "prompt=0.5"], "prompt must be a whole number of at least 1, got 0.5"),

@@ -252,6 +252,13 @@ def test_a_file_of_keys_that_others_may_use_is_refused(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- administrators
 
 
+@pytest.mark.parametrize("address", ["127.0.0.1:8000", "http://[::1", "http://a b", "http://127.0.0.1:x"])
+def test_an_address_that_is_none_is_told_in_one_line(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "a prompt", "--server", address]) == 2
+    said = capsys.readouterr().err
+    assert address in said and said.count("\n") == 1
+
+
 def test_an_administrator_sees_flushes_and_drops(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     prompt = "something to keep " * 8
     key = tmp_path / "key"

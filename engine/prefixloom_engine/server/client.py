@@ -10,7 +10,6 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from prefixloom import InputError, PrefixloomError
 from prefixloom.storage import shown_url
@@ -34,14 +33,14 @@ def ask(args: argparse.Namespace, method: str, path: str, body: Any = None, *, s
     ``ServerRefused``: it answers with an error. ``InputError``: it does not answer.
     """
     server = args.server
-    if urlsplit(server).scheme not in ("http", "https"):
+    if server.partition("://")[0].lower() not in ("http", "https"):
         raise InputError(f"--server {shown_url(server)!r} is no address: write {DEFAULT_URL}")
     headers = {"content-type": "application/json"}
     if key := key_of(args.key_file):
         headers["authorization"] = f"Bearer {key}"
     data = None if body is None else json.dumps(body).encode()
-    asked = urllib.request.Request(server.rstrip("/") + path, data=data, headers=headers, method=method)
     try:
+        asked = urllib.request.Request(server.rstrip("/") + path, data=data, headers=headers, method=method)
         with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(asked, timeout=seconds) as answer:
             return json.load(answer)
     except urllib.error.HTTPError as error:

@@ -85,6 +85,11 @@ class ThreeWay:
             raise InputError(f"ThreeWay computes in float32 or float64, got {dtype!r}")
         if not isinstance(size, Sizes) and size not in SIZES:
             raise InputError(f"a size of ThreeWay is one of {', '.join(SIZES)}, or Sizes(...); got {size!r}")
+        try:
+            torch.empty(0, device=device)
+        except (RuntimeError, AssertionError) as error:
+            told = str(error).partition("\n")[0]
+            raise InputError(f"ThreeWay cannot be put on device {device!r}: {told}") from error
         self.sizes = SIZES[size] if isinstance(size, str) else size
         self.dtype, self.device = dtype, device
         weights = Weights(seed, getattr(torch, dtype), device)
