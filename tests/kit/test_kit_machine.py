@@ -1,4 +1,4 @@
-"""The kit's state machine and its faults: they meet what they are meant to meet, and see what is put wrong."""
+"""The kit's scripts of the sets and of faults: they meet what they are meant to meet, and see what is put wrong."""
 
 from __future__ import annotations
 

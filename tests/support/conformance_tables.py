@@ -84,7 +84,7 @@ def killer(kind: str, name: str, what: str) -> str:
     if kind == "law":
         return f"`{name}` ({what})"
     if kind == "composition":
-        return f'the state machine, {what} operations on "{name}"'
+        return f'the sets, {what} operations on "{name}"'
     return f"`{relative(name)}`, {what}"
 
 

@@ -2,9 +2,8 @@
 
 A mutant is one substitution in one function of the core. Both sides are found by their structure, as
 ``tests.mutation.fragments`` says, so that comments, formatting and moves do not matter. Its killer is a law of the kit,
-held against a sound component of ``broken.py``; or the state machine, so many operations of it on a composition of
-``setups.py``; or a test. All of them are run by
-``test_kill_table.py``, in forks of one process (``killing.py``), so that the table cannot say what is not so. A mutant
+held against a sound component of ``broken.py``; or the sets, so many operations on a composition of ``setups.py``; or a
+test. All of them are run by ``test_kill_table.py``, in forks of one process (``killing.py``), so that the table cannot say what is not so. A mutant
 whose code is no longer in its function is stale, and fails, too.
 """
 

@@ -1,4 +1,4 @@
-"""Laws that the state machine proves: every answer equals the oracle's, in all compositions and under faults."""
+"""Laws that scripts of the sets prove: every answer equals the oracle's, in all compositions and under faults."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..oracle.writer import Pit, SetsWriter
 from .hooks import COUNTED, FAIL, quiet
 
 LENGTH = 120
-"""How many operations a script of the state machine has."""
+"""How many operations a script of the sets has."""
 FAULTY = 20
 """How many random operations follow the chosen ones in the script of faults."""
 PITS = ((), ("path",), ("window", "state"))
