@@ -117,7 +117,7 @@ BUDGET: dict[str, int] = {
     "core/prefixloom/cache": 940,
     "core/prefixloom/tiers": 2_410,
     "core/prefixloom/insight": 1_260,
-    "core/prefixloom/compose": 2_300,
+    "core/prefixloom/compose": 2_310,
     "core/prefixloom/cli": 390,
     "plugins/full": 170,
     "plugins/swa": 170,

@@ -47,3 +47,11 @@ def test_prefixloom_alone_brings_no_plugin_of_another_program_and_all_have_one_v
     groups = set(project_of(".")["project"]["entry-points"])
     assert groups == {"prefixloom", "prefixloom.commands", "prefixloom.observers"}
     assert len({project_of(folder)["project"]["version"] for folder in DISTRIBUTIONS}) == 1
+
+
+@pytest.mark.parametrize("folder", DISTRIBUTIONS[1:])
+def test_a_distribution_requires_prefixloom_of_its_own_version(folder: str) -> None:
+    """They are developed together, so that another version may lack what they call."""
+    told = project_of(folder)["project"]
+    (required,) = [each for each in told["dependencies"] if each.startswith("prefixloom")]
+    assert required.endswith(f"=={told['version']}")
