@@ -70,6 +70,13 @@ WRONG: dict[str, tuple[Callable[[Any], object], Any, str]] = {
     ),
     "key": (lambda given: EvictionPolicy("odd", key=given), 5, "EvictionPolicy: key must be a function, got 5"),
     "make": (lambda given: ComponentType("odd", given), 5, "ComponentType: make must be a function, got 5"),
+    "layer kinds": (lambda given: ComponentType("odd", paths, layer_kinds=given), 5, "layer_kinds must be a sequence"),
+    "one layer kind": (
+        lambda given: ComponentType("odd", paths, layer_kinds=given),
+        "full",
+        r"layer_kinds must be .* write \['full'\]",
+    ),
+    "warnings": (lambda given: Profile((), warnings=given), None, "the warnings of a profile must be a sequence"),
     "path": (compose, "a\0b", "cannot read the model config"),
     "profile": (compose, "a\0b.toml", "cannot be read: embedded null byte"),
 }

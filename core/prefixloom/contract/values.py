@@ -24,8 +24,12 @@ Phase = Literal["backup", "load", "store", "prefetch", "hand_over"]
 
 
 # Typed converters: with a bare ``tuple``, strict type checkers would see no type for the argument.
-def _names(values: Iterable[str]) -> frozenset[str]:
-    return frozenset(values)
+def _kinds(values: Iterable[str]) -> frozenset[str]:
+    return frozenset(items(values, str, "layer_kinds"))
+
+
+def _warnings(values: Iterable[str]) -> tuple[str, ...]:
+    return items(values, str, "the warnings of a profile")
 
 
 def _specs(values: Iterable[ComponentSpec]) -> tuple[ComponentSpec, ...]:
@@ -114,7 +118,7 @@ class Profile:
     page_size: int | None = None
     max_rewind: int = 0
     name: str = "custom"
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = attrs.field(default=(), converter=_warnings)
 
 
 FromLayers = Mapping[str, Any] | Sequence[tuple[str, Mapping[str, Any]]]
@@ -134,7 +138,7 @@ class ComponentType:
     kind: str = attrs.field(validator=typed(str))
     make: Callable[..., Any] = attrs.field(validator=function)
     summary: str = ""
-    layer_kinds: frozenset[str] = attrs.field(factory=frozenset, converter=_names)
+    layer_kinds: frozenset[str] = attrs.field(factory=frozenset, converter=_kinds)
     from_layers: Callable[[ModelFacts, tuple[LayerFacts, ...]], FromLayers] | None = attrs.field(
         default=None, validator=function
     )
