@@ -31,7 +31,7 @@ from bench.peers.compare import compare, merged
 from bench.peers.sides import SIDES
 from bench.runner.figures import Samples, summary, table
 from bench.runner.machine import MachineSpeed, describe
-from bench.runner.side import ROOT, SideProcess, checkout
+from bench.runner.side import ROOT, SideProcess, checkout, is_commit
 from bench.runner.worker import function_of
 from bench.workloads.by_name import QUICK, USUAL, WORKLOADS
 
@@ -101,7 +101,10 @@ def check_options(names: list[str], options: dict[str, Any], parser: argparse.Ar
 def beside_peers(given: argparse.Namespace, parser: argparse.ArgumentParser) -> str:
     """Return the comparison as text: a new one, or one that was saved."""
     if given.read:
-        result = merged([json.loads(path.read_text()) for path in given.read])
+        try:
+            result = merged([json.loads(path.read_text()) for path in given.read])
+        except (OSError, ValueError) as error:
+            parser.error(f"--read: {error}")
     else:
         sides = given.peers or list(SIDES)
         groups = given.rows.split(",") if given.rows else list(rows.GROUPS)
@@ -110,9 +113,12 @@ def beside_peers(given: argparse.Namespace, parser: argparse.ArgumentParser) -> 
         if unknown := set(groups) - set(rows.GROUPS):
             parser.error(f"no rows {', '.join(sorted(unknown))}; there are {', '.join(rows.GROUPS)}")
         sizes = asdict(rows.TINY) if given.tiny else {}
-        pages = [int(page) for page in (given.pages or "1,16,64").split(",")]
-        comps = (given.comps or "F,FS,FM,FSM").split(",")
-        result = compare(sides, groups, comps, pages, given.rounds or 3, sizes)
+        comps, pages = (given.comps or "F,FS,FM,FSM").split(","), (given.pages or "1,16,64").split(",")
+        if unknown := [each for each in comps if not each or set(each) - set("FSM")]:
+            parser.error(f"no composition {', '.join(unknown)}: write letters of F, S and M")
+        if not all(page.isdecimal() and int(page) for page in pages):
+            parser.error(f"--pages are numbers of tokens such as 1,16, got {given.pages!r}")
+        result = compare(sides, groups, comps, list(map(int, pages)), given.rounds or 3, sizes)
     if given.json:
         return json.dumps(result, indent=1)
     if given.markdown is None:
@@ -168,8 +174,12 @@ def main() -> int:
     options = options_of(given, left, parser)
     if given.rounds is not None and given.rounds < 1:
         parser.error("--rounds must be at least 1")
+    if given.against is not None and not is_commit(given.against):
+        parser.error(f"--against: no commit {given.against}")
     if given.as_written and given.against is None:
         parser.error("--as-written needs --against REV")
+    if given.peers is None and (given.read or given.rows or given.tiny or given.markdown):
+        parser.error("--rows, --tiny, --read and --markdown need --peers")
     if given.peers is not None:
         if given.workloads or given.against or options:
             parser.error("--peers cannot be combined with workloads, their options or --against")

@@ -64,6 +64,12 @@ class SideProcess:
         self.process.stdout.close()
 
 
+def is_commit(revision: str) -> bool:
+    """Return whether this checkout has a commit of that name."""
+    git = ["git", "-C", str(ROOT), "rev-parse", "--quiet", "--verify", "--end-of-options", f"{revision}^{{commit}}"]
+    return subprocess.run(git, stdout=subprocess.DEVNULL).returncode == 0
+
+
 @contextmanager
 def checkout(revision: str) -> Iterator[Path]:
     """Check out another commit into a temporary folder, which is removed at the end."""

@@ -110,6 +110,8 @@ def test_the_ratio_is_the_other_commit_over_ours(figures: ModuleType) -> None:
     [
         (["nothing"], "no workload nothing"),
         (["--as-written"], "--as-written needs --against REV"),
+        pytest.param(["--against", "nothing"], "--against: no commit nothing", marks=pytest.mark.outside("git")),
+        (["--tiny"], "need --peers"),
         (["scale", "--leaves"], "no option"),
         (["scale", "--leavs", "3"], "scale has no option leavs; it has comps, leaves, requests, lengths"),
         (["chat_turn", "scale", "--leaves", "3"], "chat_turn has no option leaves"),

@@ -251,6 +251,9 @@ def test_stand_ins_can_be_imported_and_raise_after_they_are_sealed(
         (["nobody"], "no side nobody; there are prefixloom"),
         (["--rows", "none"], "no rows none; there are chat"),
         (["--against", "HEAD"], "--peers cannot be combined"),
+        (["--pages", "16,x"], "--pages are numbers of tokens such as 1,16, got '16,x'"),
+        (["--comps", "F,Z"], "no composition Z: write letters of F, S and M"),
+        (["--read", "nothing.json"], "--read: [Errno 2] No such file"),
     ],
 )
 def test_wrong_arguments_are_refused_before_anything_runs(arguments: list[str], reason: str) -> None:
