@@ -62,7 +62,12 @@ WRONG: dict[str, tuple[Callable[[Any], object], Any, str]] = {
     "components": (Profile, 5, "the components of a profile must be a sequence"),
     "kind": (ComponentSpec, 5, "kind must be of type str"),
     "options": (lambda given: ComponentSpec("full", options=given), 5, "options must be of type Mapping"),
+    "codec": (lambda given: Manifest([Buffer("k", ())], stored_as=given), "int8", "stored_as must be of type Codec"),
     "shards": (lambda given: Identity(shards=given), 5, "shards must be of type Mapping"),
+    "shard": (lambda given: Identity(shards={"tp": given}), 5, "the shard of axis 'tp' must be a sequence of int"),
+    "rank": (lambda given: Identity(shards={"tp": given}), ("a", 2), "the shard of axis 'tp' must be int values"),
+    "number of ranks": (lambda given: Identity(shards={"tp": given}), (0,), "is \\(rank, number of ranks\\)"),
+    "axis": (lambda given: Identity(shards=given), {5: (0, 2)}, "an axis must be of type str"),
     "layers": (
         compose,
         {**SMALL, "num_hidden_layers": 10**12},

@@ -13,14 +13,21 @@ import difflib
 import hashlib
 import json
 from collections.abc import Mapping
+from typing import Any
 
 import attrs
 
 from ..errors import CompositionError
-from .checks import typed
+from .checks import items, of_type, typed
 
 MARK = "\0"
 """A namespace that begins with it names its identity; any other is a name that the caller chose."""
+
+
+def _shards(instance: object, field: attrs.Attribute[Any], value: Mapping[Any, Any]) -> None:
+    for axis, shard in value.items():
+        if len(items(shard, int, f"the shard of axis {of_type(axis, str, 'an axis')!r}")) != 2:
+            raise CompositionError(f"the shard of axis {axis!r} is (rank, number of ranks), got {shard!r}")
 
 
 @attrs.frozen(kw_only=True)
@@ -43,7 +50,7 @@ class Identity:
     precision: str = attrs.field(default="", validator=typed(str))
     positions: str = attrs.field(default="", validator=typed(str))
     salt: str = attrs.field(default="", validator=typed(str))
-    shards: Mapping[str, tuple[int, int]] = attrs.field(factory=dict, validator=typed(Mapping))
+    shards: Mapping[str, tuple[int, int]] = attrs.field(factory=dict, validator=[typed(Mapping), _shards])
     digest: str = attrs.field(init=False, repr=False, eq=False)
 
     def __attrs_post_init__(self) -> None:

@@ -124,7 +124,7 @@ class Manifest:
     placement: Literal["sharded", "replicated"] = attrs.field(
         default="sharded", validator=one_of("sharded", "replicated")
     )
-    stored_as: Codec | None = None
+    stored_as: Codec | None = attrs.field(default=None, validator=attrs.validators.optional(typed(Codec)))
     admission: str | AdmissionPolicy | None = None
     version: int = attrs.field(default=1, validator=at_least(0))
 
