@@ -9,6 +9,7 @@ Read ``World`` and ``play`` first. This module must not know what a world is mad
 
 from __future__ import annotations
 
+import inspect
 import logging
 import pprint
 import random
@@ -18,7 +19,7 @@ from contextlib import contextmanager
 from functools import cache as memoised
 from typing import Any, ClassVar, TypeVar
 
-from .errors import CompositionError, InvariantError, PluginError, RaceError
+from .errors import CompositionError, InvariantError, PluginError, PrefixloomError, RaceError
 
 Op = tuple[Any, ...]
 T = TypeVar("T")
@@ -41,6 +42,10 @@ class Failure(AssertionError):
     def kind(self) -> str:
         """The topic; of the sets, which check everything, the words of the sentence as well."""
         return re.sub(r"[^a-z ]+", "", self.sentence) if self.topic == "sets" else self.topic
+
+
+class ScriptError(PrefixloomError):
+    """A world has no such operation, or not with these arguments. Of the cache this says nothing."""
 
 
 class PlannedStepError(Exception):
@@ -76,7 +81,18 @@ class World:
         self.check()
 
     def perform(self, op: Op) -> None:
-        getattr(self, f"do_{op[0]}")(*op[1:])
+        verb = getattr(self, f"do_{op[0]}", None)
+        if verb is None:
+            known = ", ".join(sorted(name[3:] for name in dir(self) if name.startswith("do_")))
+            raise ScriptError(f"no operation {op[0]!r} in {op!r}; there are {known}")
+        try:
+            verb(*op[1:])
+        except TypeError:
+            try:
+                inspect.signature(verb).bind(*op[1:])
+            except TypeError as error:
+                raise ScriptError(f"{op!r}: {error}; it is {op[0]}{inspect.signature(verb)}") from None
+            raise
 
     def do_repeat(self, count: int, ops: Sequence[Op]) -> None:
         """Do these operations so many times."""
@@ -103,7 +119,10 @@ def picked(those: Sequence[T], number: int) -> T | None:
 
 
 def play(make: Callable[[], W], script: Iterable[Op]) -> W:
-    """Play a script on a new world. Failure: something that must hold does not, or anything raised."""
+    """Play a script on a new world. Failure: something that must hold does not, or anything raised.
+
+    ScriptError: the world has no such operation.
+    """
     try:
         with heard() as said:
             world = make()
@@ -115,7 +134,7 @@ def play(make: Callable[[], W], script: Iterable[Op]) -> W:
             finally:
                 world.blame()
             return world
-    except (Failure, CompositionError):
+    except (Failure, CompositionError, ScriptError):
         raise
     except Exception as error:
         topics = {RaceError: "race", InvariantError: "books", PluginError: "raise"}

@@ -155,6 +155,24 @@ def test_the_report_says_what_was_done_and_what_was_found(capsys: pytest.Capture
     assert "hits on F:4:400:60: the same prompt again: 24 of 24" in out
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--sets", "F,Z"], "has no components Z; it has F"),
+        (["--on", "Z:4:16:0", "--play", "[]"], "has no components Z; it has F"),
+        (["--on", "F:4", "--play", "[]"], "--on is components:page:tokens:states"),
+        (["--play", "open"], "--play is a list of operations"),
+        (["--play", "[('fly',)]"], "no operation 'fly' in ('fly',); there are abort, device"),
+    ],
+)
+def test_wrong_options_are_refused_and_are_no_findings(
+    options: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        command.main(["tests.support.foreign_cache:ListedCache", *options])
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
 def test_what_is_no_adapter_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["nobody"]) == 2
     assert "'nobody': No module named 'nobody'" in capsys.readouterr().err

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from prefixloom import AdmissionPolicy, Point
-from prefixloom.script import Failure, failure, play
+from prefixloom.script import Failure, ScriptError, World, failure, play
 from prefixloom.testing import ComponentCase, LawBroken, Pit, check_law
 from prefixloom.testing.conformance import LAWS, name_of
 from prefixloom.testing.laws.hooks import COUNTED, FAIL, quiet
@@ -84,3 +84,18 @@ def test_every_schedule_of_a_scenario_is_tried(scenario: Any) -> None:
     for name, beside in (("window", ()), ("state", ("path",)), ("path", ("state",))):
         report = explored(case_of(name), scenario, beside)
         assert report.complete and 10 <= report.classes < BUDGET, report
+
+
+class Counting(World):
+    def do_add(self, number: int) -> None:
+        self.count("sum", number + 0)
+
+
+def test_an_operation_that_a_world_has_not_is_an_error_of_the_script() -> None:
+    assert play(Counting, [("add", 1), ("repeat", 2, [("add", 3)])]).counts == {"sum": 7}
+    with pytest.raises(ScriptError, match=r"no operation 'fly' in \('fly', 3\); there are add, repeat"):
+        play(Counting, [("add", 1), ("fly", 3)])
+    with pytest.raises(ScriptError, match=r"\('add',\): missing a required argument: 'number'; it is add\(number"):
+        play(Counting, [("add",)])
+    with pytest.raises(Failure, match="TypeError"):
+        play(Counting, [("add", "x")])

@@ -16,7 +16,7 @@ from typing import Any
 
 import attrs
 
-from ...script import Failure, Op, failure, play, shrink
+from ...script import Failure, Op, ScriptError, failure, play, shrink
 from .contract import AdapterUnavailable, ForeignCache
 from .hits import hit_rows
 from .orders import SCHEDULES, explore_orders, plans_of
@@ -69,8 +69,9 @@ class ForeignSetup:
 
     @classmethod
     def parsed(cls, text: str) -> ForeignSetup:
-        components, *numbers = text.split(":")
-        return cls(components, *map(int, numbers))
+        """Return the setup ``components:page:tokens:states``. ValueError: ``text`` is none."""
+        components, page, tokens, states = text.split(":")
+        return cls(components, int(page), int(tokens), int(states))
 
 
 @attrs.frozen
@@ -183,14 +184,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except AdapterUnavailable as error:
         print(error, file=sys.stderr)
         return 2
+    sets = [each for each in given.sets.split(",") if each]
+    asked = [*sets, *([given.on.partition(":")[0]] if given.on else [])]
+    if unknown := [each for each in asked if each not in adapter.sets]:
+        parser.error(f"{given.name} has no components {', '.join(unknown)}; it has {', '.join(adapter.sets)}")
     if given.play:
-        setup = ForeignSetup.parsed(given.on) if given.on else setups_of(adapter, (), ["roomy"])[0]
-        script: list[Any] = ast.literal_eval(given.play)
-        failed = failure(setup.world(adapter), script)
+        try:
+            setup = ForeignSetup.parsed(given.on) if given.on else setups_of(adapter, (), ["roomy"])[0]
+            script: list[Any] = ast.literal_eval(given.play)
+            failed = failure(setup.world(adapter), script)
+        except (ScriptError, SyntaxError, ValueError) as error:
+            parser.error(f"--play is a list of operations, --on is components:page:tokens:states: {error}")
         print(f"{adapter.version()} on {setup}: {failed or 'all that must hold holds'}")
         return 1 if failed else 0
-    report = report_on_foreign(
-        adapter, [each for each in given.sets.split(",") if each], given.seeds, given.seed, given.ops, given.schedules
-    )
+    report = report_on_foreign(adapter, sets, given.seeds, given.seed, given.ops, given.schedules)
     print("\n".join(report.lines(given.name)))
     return 1 if report.findings else 0

@@ -30,7 +30,7 @@ from typing import Any
 
 import attrs
 
-from ...script import Failure, Op, World, picked, require
+from ...script import Failure, Op, ScriptError, World, picked, require
 from ..schedules.explore import UNTOLD, touch
 from ..schedules.simulated import SimulatedStream
 from .contract import ABSENT, ForeignCache, NoRoom, PassPart, PassResult, UnitOwners
@@ -88,7 +88,7 @@ class ForeignPlayer(World):
         """Make a call. Failure: it raised, and it should not have."""
         try:
             call()
-        except (Failure, NoRoom):
+        except (Failure, NoRoom, ScriptError):
             raise
         except Exception as error:
             told = str(error).strip().splitlines()
