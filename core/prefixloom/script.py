@@ -45,7 +45,7 @@ class Failure(AssertionError):
 
 
 class ScriptError(PrefixloomError):
-    """A world has no such operation, or not with these arguments. Of the cache this says nothing."""
+    """A world cannot be made so, or has no such operation with these arguments. Of the cache this says nothing."""
 
 
 class PlannedStepError(Exception):

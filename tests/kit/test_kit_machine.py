@@ -8,7 +8,7 @@ import pytest
 
 from prefixloom import AdmissionPolicy, Point
 from prefixloom.script import Failure, ScriptError, World, failure, play
-from prefixloom.testing import ComponentCase, LawBroken, Pit, check_law
+from prefixloom.testing import ComponentCase, LawBroken, Pit, Setting, check_law
 from prefixloom.testing.conformance import LAWS, name_of
 from prefixloom.testing.laws.hooks import COUNTED, FAIL, quiet
 from prefixloom.testing.laws.machine import LENGTH, PITS
@@ -99,3 +99,8 @@ def test_an_operation_that_a_world_has_not_is_an_error_of_the_script() -> None:
         play(Counting, [("add",)])
     with pytest.raises(Failure, match="TypeError"):
         play(Counting, [("add", "x")])
+
+
+def test_a_setting_beside_an_unknown_kind_is_an_error_of_the_script() -> None:
+    with pytest.raises(ScriptError, match="no 'p' can stand beside a component; there are path, window, state"):
+        play(Setting(case_of("path"), beside="path"), [])

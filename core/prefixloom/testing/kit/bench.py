@@ -16,7 +16,7 @@ from ...compose.entry import compose
 from ...contract.manifest import Buffer, Layout, Manifest, TierManifest
 from ...contract.reach import Path, Point, Window
 from ...contract.values import Component
-from ...script import Failure, require, text_of
+from ...script import Failure, ScriptError, require, text_of
 from ..inside.memory import POISON, STRANGE, Memory, PatternBook
 from ..inside.names import Extra, Names, with_extra
 from ..schedules.explore import touch
@@ -183,7 +183,10 @@ class Bench:
             self.spy.manifest = slim(self.spy.manifest)
         manifest = self.spy.manifest
         subject = Component(component.name, manifest, component.reach) if plain else self.spy
-        others = [companions()[name] for name in beside]
+        known = companions()
+        if unknown := [name for name in beside if name not in known]:
+            raise ScriptError(f"no {unknown[0]!r} can stand beside a component; there are {', '.join(known)}")
+        others = [known[name] for name in beside]
         self.rewind = depth(case, beside) if rewind is None else rewind
         every = case.page_size if page is None else page
         own = manifest.page_size or every
