@@ -138,7 +138,7 @@ def test_a_cast_keeps_every_number_that_the_dtype_has(rests: str) -> None:
 def test_every_value_comes_back_within_the_bound_and_nearly_uses_it_up(rests: str, live: str) -> None:
     it = coder(rests, Buffer("x", (64,), live))
     worst = 0.0
-    for seed in range(20):
+    for seed in range(4):
         found = measure(it, {"x": wild(live, rests, (1, 2000, 64), seed)})
         assert found.error <= it.bound and found.repeats, found
         worst = max(worst, found.error)
@@ -202,7 +202,7 @@ def test_every_row_of_subnormal_numbers_comes_back_to_itself_from_the_first_time
 def test_encoding_what_was_decoded_gives_the_same_bits_for_any_content(rests: str, live: str) -> None:
     """Random bits, with infinities and NaNs of all payloads."""
     it = coder(rests, Buffer("x", (5,), live))
-    for seed in range(30):
+    for seed in range(6):
         values = noise((1, 400, 5), getattr(torch, live), seed)
         first, back = there_and_back(it, values)
         second, again = there_and_back(it, back)

@@ -260,7 +260,7 @@ def test_tensors_without_content_and_no_tensors_are_nothing_to_do() -> None:
         ((4, 1024, 512), torch.float32),
         ((1, 1 << 15, 32), torch.float32),
         ((2, 8, 1 << 20), torch.float32),
-        ((4, 1 << 18), torch.uint8),
+        ((4, 1 << 15), torch.uint8),
     ],
     ids=str,
 )

@@ -410,14 +410,14 @@ def test_more_prompts_than_a_bounded_number_are_refused(
     assert all_of(end, 1)
     answers: list[PeerMessage] = []
     most = 0
-    for number in range(120):
+    for number in range(60):
         while not end.send(PREFILL, ASK, number, question(number)):
             server.serve_once()
         if number % 30 == 0:
             server.serve_once()
         most = max(most, server.prompts)
         answers += [each for each in end.receive() if each.kind in (ANSWER, REFUSED)]
-    answers += came(server, end, 120 - len(answers))
+    answers += came(server, end, 60 - len(answers))
     assert most <= 20
     kinds = [each.kind for each in answers]
     assert kinds.count(ANSWER) >= 20 and kinds.count(REFUSED) >= 20

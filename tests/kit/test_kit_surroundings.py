@@ -320,7 +320,7 @@ SILENT = "law_somebody_says_what_the_layers_do"
 SPOKEN = [broken for broken in BROKEN if broken.law != SILENT]
 
 
-@pytest.mark.parametrize("broken", sampled(SPOKEN, 7), ids=lambda broken: broken.mistake)
+@pytest.mark.parametrize("broken", sampled(SPOKEN, 15), ids=lambda broken: broken.mistake)
 def test_the_first_law_that_speaks_is_about_the_mistake(broken: Broken) -> None:
     for law in (law for law in LAWS if name_of(law) != SILENT):
         found = verdict(law, broken.case())
