@@ -19,7 +19,7 @@ from pathlib import Path
 import attrs
 
 ROOT = Path(__file__).resolve().parents[2]
-STAND_INS = ROOT / "bench" / "drivers" / "stand_ins.py"
+STAND_INS = ROOT / "bench" / "engines" / "stand_ins.py"
 
 
 @attrs.frozen

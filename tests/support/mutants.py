@@ -178,7 +178,7 @@ MUTANTS: tuple[Mutant, ...] = (
            "holding.floor // page * page", "holding.floor // page * page + page",
            ("law", "law_every_answer_is_what_the_sets_say", "window")),
     Mutant("the rewind depth is not retained", "operations/retain.py", "floor_of",
-           "min(running.names.count - shape.lookahead, running.complete) - shape.max_rewind", "min(running.names.count - shape.lookahead, running.complete)",
+           "min(running.names.count - shape.lookahead, running.complete) - max(0, shape.max_rewind - rewound)", "min(running.names.count - shape.lookahead, running.complete)",
            ("law", "law_every_answer_is_what_the_sets_say", "window")),
     Mutant("the window is never given back", "operations/retain.py", "_let_go",
            "lane.retain(holding, holding.floor // page * page)\nif running.covers[lane.index] is not None and lane.reads_past(holding, running.node.end):\n    release_part(running, lane)", "if running.covers[lane.index] is not None and lane.reads_past(holding, running.node.end):\n    release_part(running, lane)",

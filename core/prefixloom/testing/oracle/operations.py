@@ -10,7 +10,7 @@ from typing import Any
 from ...device.streams import InlineStream, Stream
 from ...errors import CapacityError, InputError, PluginError, ProtocolError
 from ...keys.tokens import TOKEN_LIMIT
-from ...script import PlannedStepError
+from ...script import Op, PlannedStepError
 from ..inside import backdoor
 from ..inside.backdoor import anchor
 from ..inside.memory import POISON
@@ -23,8 +23,19 @@ OPEN = 5
 """The most sequences that are open at once."""
 
 
+SPANS = {"match": 4, "plan": 4, "open": 4, "insert": 3}
+"""Where an operation that asks with a prompt, its second argument, has the prompt's extra keys."""
+
+
 class Operations(SequenceOperations):
     """All operations on one cache."""
+
+    def perform(self, op: Op) -> None:
+        """Perform an operation, without the extra keys that a prompt has no tokens for: it may have been shortened."""
+        at = SPANS.get(op[0])
+        if at is not None and at < len(op):
+            op = (*op[:at], tuple(span for span in op[at] if span[1] <= len(op[2])), *op[at + 1 :])
+        super().perform(op)
 
     # ------------------------------------------------------------ matching
     def do_match(self, namespace: str, tokens: tuple[int, ...], leave: int, extra: tuple[Any, ...] = ()) -> None:
