@@ -357,3 +357,18 @@ def test_room_is_found_in_what_a_rewound_sequence_need_not_keep() -> None:
     with cache.open(range(100, 118)) as other:
         other.grow(18)  # five pages: three are free, and nothing needs two that are published
     sequence.abort()
+
+
+def test_tokens_that_replace_rewound_ones_are_published_under_their_own_key() -> None:
+    cache = cache_of(part("path", Path()), part("window", Window(6)))
+    serve(cache, range(17))
+    cache.evict({"window": 4})
+    with cache.open(range(17)) as sequence:  # its keys agree with 16 cached tokens, and nothing can be resumed at
+        assert sequence.ready == 0
+        sequence.grow(17)
+        sequence.rewind(9)
+        others = [*range(8), *range(50, 59)]
+        sequence.append(others[8:])
+        run(sequence, 9)
+    assert cache.peek(others) == 16
+    settle(cache)
