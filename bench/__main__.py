@@ -174,8 +174,6 @@ def main() -> int:
     options = options_of(given, left, parser)
     if given.rounds is not None and given.rounds < 1:
         parser.error("--rounds must be at least 1")
-    if given.against is not None and not is_commit(given.against):
-        parser.error(f"--against: no commit {given.against}")
     if given.as_written and given.against is None:
         parser.error("--as-written needs --against REV")
     if given.peers is None and (given.read or given.rows or given.tiny or given.markdown):
@@ -187,6 +185,8 @@ def main() -> int:
         return 0
     if unknown := set(given.workloads) - set(WORKLOADS):
         parser.error(f"no workload {', '.join(sorted(unknown))}; there are {', '.join(WORKLOADS)}")
+    if given.against is not None and not is_commit(given.against):
+        parser.error(f"--against: no commit {given.against}")
     if options:
         check_options(given.workloads or list(USUAL), options, parser)
     speed = MachineSpeed()
