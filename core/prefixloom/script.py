@@ -24,7 +24,7 @@ from .errors import CompositionError, InvariantError, PluginError, PrefixloomErr
 Op = tuple[Any, ...]
 T = TypeVar("T")
 WORK = 20_000
-"""So much is played to shrink a script (``work_of``)."""
+"""The most work that is played to shrink a script (``work_of``)."""
 FEW = 8
 """A number up to this one is not made smaller: that would make no script easier to read."""
 TEXT = 10 * 4096

@@ -163,7 +163,7 @@ class _Entry:
 
     @functools.cached_property
     def answer(self) -> object:
-        """What the plugin offers, which is checked; None of a kind that is asked later."""
+        """Return what the plugin offers, checked; None for a kind that is asked later."""
         assert self.manager is not None  # an entry of no known kind is refused here
         hook, wanted = f"prefixloom_{self.offer}", TYPES[self.offer]  # type: ignore[index]
         if wanted is None:

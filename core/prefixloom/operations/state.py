@@ -367,13 +367,13 @@ class Running(Hold):
         return lane, self.held[lane.index]
 
     def hold_states_back(self) -> None:
-        """Not to be published: running states stand for nothing while layers may write them."""
+        """Keep running states from being published while layers may write them."""
         for _, holding in self.states:
             holding.ready = False
 
     @property
     def complete(self) -> int:
-        """So many tokens have complete content."""
+        """The number of tokens whose content is complete."""
         return self.committed if self.looks is None else self.looks.complete
 
     @property
@@ -395,7 +395,7 @@ class Running(Hold):
 
     # ------------------------------------------------------------ what it is refused
     def why_ended(self) -> ProtocolError:
-        """The error of one that may not be used any more."""
+        """Return the error of a sequence that may not be used any more."""
         if self.failed is not None:
             return ProtocolError(
                 f"{self!r} ended when a step or copy failed that it was in or had read from, or its publication did: "

@@ -150,7 +150,7 @@ class Step:
 
     @property
     def _has_ops(self) -> bool:
-        """Whether ``run_ops`` has, or had, something to run."""
+        """True if ``run_ops`` has, or had, something to run."""
         return bool(self._plugin_ops or self._fills())
 
     def _take_stream(self, given: object) -> Stream:

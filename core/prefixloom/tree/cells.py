@@ -83,10 +83,10 @@ class Cells(Generic[K]):
         self.evicted = 0
         """Pages (or slots), ever."""
         self.recorder: Recorder | None = None
-        """Who is told of each change of a cell; None where nobody follows the cache."""
+        """The recorder that each change of a cell is reported to; None if nobody follows the cache."""
 
     def reset(self) -> None:
-        """A flush: nothing is cached or leased, the queue is new."""
+        """Forget all cells at a flush: nothing is cached or leased, the queue is new."""
         self.in_tree = self.leased = 0
 
     @property
@@ -107,7 +107,7 @@ class Cells(Generic[K]):
         return [cell for kid in node.children if (cell := kid.cells[self.index]) is not None]
 
     def has(self, cell: K) -> bool:
-        """Whether the tree has ``cell``; not so of one whose node has gone."""
+        """Return whether the tree has ``cell``: its node may be unlinked."""
         return cell.node is not None and cell.node.cells[self.index] is cell
 
     def gap(self, node: Node, at: int, high: int) -> Interval:
@@ -160,12 +160,12 @@ class Cells(Generic[K]):
             self._unhang(cell)
 
     def uncovered(self, cell: K) -> bool:
-        """Whether nothing stands in the way of freeing ``cell``."""
+        """Return whether ``cell`` may be freed: nothing covers it, and no cell below depends on it."""
         return not cell.locks and not cell.below
 
     # ------------------------------------------------------------ the order of eviction
     def queue_of(self, cell: K) -> Queue:
-        """The queue in which ``cell`` stands, or would stand."""
+        """Return the queue that ``cell`` is in, or would enter."""
         return self.queue
 
     def enter(self, cell: K, recent: bool = True) -> None:
@@ -176,12 +176,12 @@ class Cells(Generic[K]):
             self.queue.add_first(cell)
 
     def goes_next(self, cell: K) -> None:
-        """Nobody wants ``cell``, which stands in a queue, any more: it is the next to go."""
+        """Make ``cell``, which is in a queue and which nobody wants any more, the next to be evicted."""
         self.queue_of(cell).remove(cell)
         self.enter(cell, recent=False)
 
     def strays(self) -> list[Any]:
-        """The cells that a queue has or remembers, and the tree has not any more: none. For debug mode."""
+        """Return the cells that a queue has or remembers and the tree lost, for debug mode: there are none."""
         return [cell for cell in (*self.queue, *self.queue.remembered) if not self.has(cell)]
 
     # ------------------------------------------------------------ cells change
@@ -256,7 +256,7 @@ class Cells(Generic[K]):
                 self._leave(new)
 
     def retract(self, node: Node, slots: set[int]) -> None:
-        """What was published in ``slots`` is void: take these slots out of the cell of ``node``, and free them."""
+        """Take ``slots``, whose publication is void, out of the cell of ``node``, and free them."""
         cell: K | None = node.cells[self.index]
         gone = [slot for slot in self.slots_of(cell) if slot in slots]
         if cell is not None and gone:
@@ -309,7 +309,7 @@ class Cells(Generic[K]):
         return victims
 
     def put_back(self, cell: K) -> None:
-        """A victim does not go after all, and was used just now."""
+        """Enter a victim that is not evicted after all into its queue, as used just now."""
         if self.closed_upward:
             cell.node.parent.cells[self.index].below += 1
         self.enter(cell)
@@ -321,7 +321,7 @@ class Cells(Generic[K]):
         return self._give_all(gone)
 
     def _pop_victim(self) -> K | None:
-        """The next cell to go, off the queue but not freed; None if nothing may go."""
+        """Take the next cell to evict off its queue, and return it; None if nothing may be evicted."""
         while True:
             cell: K | None = self.queue.pop()
             if cell is None or not cell.below:  # one with others below enters again when the last of them has gone

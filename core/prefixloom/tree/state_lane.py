@@ -160,7 +160,7 @@ class StateLane(Lane[StateCell, StateCell, StateHolding]):
             holding.steps = tuple(steps)
 
     def donates(self, holding: StateHolding, node: Node) -> bool:
-        """Whether a publication takes the running state at the end of ``node``, so that a fresh slot is needed."""
+        """Return whether a publication takes the running state at the end of ``node``: then a fresh slot is needed."""
         return (
             holding.complete
             and holding.as_of == node.end

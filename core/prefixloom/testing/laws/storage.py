@@ -54,7 +54,7 @@ class BackendCase:
 
     @property
     def untested(self) -> tuple[str, ...]:
-        """What no law tests, because the case does not say how."""
+        """Return what no law tests, because the case does not say how."""
         lacking = [what for what in ("damage", "reopen", "small") if not getattr(self, what)]
         return tuple(f"{self.name} has no {what}: say how in a BackendCase" for what in lacking)
 

@@ -15,7 +15,7 @@ from .sets import Facts, ModelSequence, Piece, with_extra
 from .view import require
 
 TEXTS = 4
-"""So many texts are what prompts begin with, and what the model says."""
+"""The number of texts that prompts begin with, and that the model says."""
 BOOK = "document {} 2"
 
 Pieces = dict[str, set[Piece]]

@@ -50,7 +50,7 @@ class Arena(Protocol):
 
     @property
     def lent(self) -> bool:
-        """Whether an engine lends the slots."""
+        """True if an engine lends the slots."""
 
 
 class SetsWriter(Writer):
