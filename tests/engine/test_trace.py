@@ -1,4 +1,4 @@
-"""Traces: what a trace says is what the engine did, whatever becomes of its requests, its disk and its process."""
+"""Traces and observers: they say what the engine did, whatever becomes of its requests, the disk and the process."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import os
 import random
 import resource
 import signal
-import subprocess
-import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,12 @@ from prefixloom import Activity, InputError, ProtocolError, TierManifest, compos
 from prefixloom_engine import Engine, Observer, Request, StepFacts, Trace
 from prefixloom_engine.contract.observer import Polled
 from prefixloom_engine.threeway import BoundThreeWay
-from prefixloom_engine.tracing.packets import varint
-from prefixloom_engine.tracing.timetable import Timetable
-from prefixloom_hicache import HostTier
-from tests.support.engines import AMPLE, CAPACITY, cache_for, mixed, model, nothing_left, prompt, served
-from tests.support.traces import ReadTrace, TracedSpan, inside, read_trace, whole_packets
+from prefixloom_engine.tracing.events import TraceEvents
+from prefixloom_hicache import FileBackend, HostTier
+from tests.support.engines import AMPLE, CAPACITY, cache_for, mixed, model, prompt, served
+from tests.support.traces import ReadTrace, TracedSpan, read_trace
+
+pytestmark = pytest.mark.usefixtures("installed", "one_thread")
 
 
 def total(spans: list[TracedSpan], value: str) -> int:
@@ -36,67 +37,51 @@ def agrees(trace: ReadTrace, engine: Engine, requests: int) -> None:
     """The sums of a trace are the counts of its engine, and every request has what a request has."""
     counts, steps, asked = engine.counts, trace.spans("steps"), trace.spans("request")
     assert [span.values["step"] for span in steps] == list(range(1, counts.steps + 1))
-    assert total(steps, "prefill") == counts.prefilled
-    assert total(steps, "decode") == counts.decoded
-    assert total(steps, "drafted") == counts.drafted
-    assert total(steps, "arrived") == counts.arrived
+    told = {"prefill": counts.prefilled, "decode": counts.decoded, "drafted": counts.drafted, "arrived": counts.arrived}
+    assert {name: total(steps, name) for name in told} == told
     assert len(trace.spans("engine", "plan")) == counts.steps
     assert sorted(span.values["request"] for span in asked) == list(range(requests))
-    phases = [phase for span in asked for phase in span.inside]
-    assert admissions(asked) == counts.admitted
-    assert sum("retracted" in phase.values for phase in phases) == counts.retracted
-    assert sum(int(phase.values.get("restored", 0)) for phase in phases) == counts.restored
+    agrees_of_requests(asked, engine)
     assert total(asked, "accepted") == counts.accepted
     for span in asked:
-        assert span.inside[0].name == "queued" and span.inside[0].begin == span.begin
-        assert span.inside[-1].end == span.end
-        ends = [phase.end for phase in span.inside]
-        assert [phase.begin for phase in span.inside[1:]] == ends[:-1]  # one after the other, without a gap
-    for name in ("steps", "engine"):
-        spans = trace.spans(name)
-        assert all(not span.inside for span in spans)
-        assert all(one.end <= other.begin for one, other in pairwise(spans))
+        assert span.inside[0].begin == span.begin and span.inside[-1].end == span.end
+        assert all(one.end == other.begin for one, other in pairwise(span.inside)), "one after the other"
 
 
-def admissions(asked: list[TracedSpan]) -> int:
-    """How often requests were admitted: each time they had been queued."""
-    found = 0
-    for span in asked:
-        for before, phase in pairwise(span.inside):
-            if phase.name == "restoring":
-                assert before.name == "queued"
-                found += 1
-    return found
+def agrees_of_requests(asked: list[TracedSpan], engine: Engine) -> None:
+    """Each request is queued, then restoring, as often as it was admitted."""
+    phases = [phase for span in asked for phase in span.inside]
+    assert all(span.inside[0].name == "queued" for span in asked)
+    admitted = [before.name for span in asked for before, phase in pairwise(span.inside) if phase.name == "restoring"]
+    assert admitted == ["queued"] * engine.counts.admitted
+    assert sum("retracted" in phase.values for phase in phases) == engine.counts.retracted
+    assert total(phases, "restored") == engine.counts.restored
 
 
-@pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize("speculate", [0, 3])
-def test_a_trace_agrees_with_the_counts_of_its_engine(overlap: bool, speculate: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("overlap", "speculate"), [(True, 3), (False, 0)])
+def test_trace_agrees_with_the_counts_of_its_engine(overlap: bool, speculate: int, tmp_path: Path) -> None:
     it, requests = model(), mixed(12)
     with Trace(tmp_path / "trace") as trace:
-        answers, engine = served(
-            it, requests, cache_for(it, CAPACITY), overlap=overlap, speculate=speculate, observers=[trace]
-        )
+        cache = cache_for(it, CAPACITY)
+        answers, engine = served(it, requests, cache, overlap=overlap, speculate=speculate, observers=[trace])
     read = read_trace(tmp_path / "trace")
     agrees(read, engine, len(requests))
     assert trace.dropped == 0 and trace.error == ""
-    by_number = {span.values["request"]: span for span in read.spans("request")}
+    by_number = {span.values["request"]: span.values for span in read.spans("request")}
     for number, (request, tokens) in enumerate(zip(requests, answers, strict=True)):
-        values = by_number[number].values
+        values = by_number[number]
         assert (values["prompt"], values["tokens"]) == (len(request.tokens), len(tokens))
         assert values["reason"] in ("length", "stop")
 
 
-def test_a_request_is_seen_to_wait_to_be_computed_and_to_answer(tmp_path: Path) -> None:
-    it = model()
-    cache = cache_for(it)
-    with Trace(tmp_path / "trace") as trace, Engine(it, cache, chunk=64, observers=[trace]) as engine:
+def test_trace_shows_when_a_request_waits_is_computed_and_answers(tmp_path: Path) -> None:
+    with Trace(tmp_path / "trace") as trace, Engine(model(), cache_for(model()), chunk=64, observers=[trace]) as engine:
         (first,) = engine.generate([Request(prompt(1, 200), 5)])
         engine.generate([Request([*prompt(1, 200), *first.tokens, 1], 5)])
     read = read_trace(tmp_path / "trace")
     cold, warm = read.spans("request")
-    names = [phase.name for phase in cold.inside if phase.name != "waiting"]
     chunks = [phase for phase in cold.inside if phase.name == "prefill"]
+    names = [phase.name for phase in cold.inside if phase.name != "waiting"]
     assert names == ["queued", "restoring", *["prefill"] * len(chunks), "decode"]
     assert chunks[0].values["from"] == 0 and chunks[-1].values["to"] == 200
     assert all(one.values["to"] == other.values["from"] for one, other in pairwise(chunks))
@@ -106,204 +91,159 @@ def test_a_request_is_seen_to_wait_to_be_computed_and_to_answer(tmp_path: Path) 
         assert step.values["prefill"] == int(chunk.values["to"]) - int(chunk.values["from"])
         assert cold.begin <= step.begin <= step.end <= cold.end  # a fast step may be over before it is told
     assert cold.values["hit"] == 0 and warm.values["hit"] == 192
-    waits = read.spans("engine", "wait for the device")
-    assert len(waits) == len(steps)
-    assert read.parents["request"] == "requests" and read.parents["steps"] == "prefixloom"
-    nothing_left(cache)
+    assert len(read.spans("engine", "wait for the device")) == len(steps)
 
 
-def test_copies_and_calls_of_a_store_are_in_the_trace(tmp_path: Path) -> None:
-    from prefixloom_hicache import FileBackend
-
-    it = model()
-
-    def engine_over(store: FileBackend, trace: Trace) -> Engine:
-        host = HostTier(
-            TierManifest(capacity=4096, overlap=True), identity={"model": "m", "weights": "1"}, fetch="wait"
-        )
-        cache = compose(it.config, plugins=[host], capacity=AMPLE, max_rewind=4)
-        host.attach(store)
-        return Engine(it, cache, observers=[trace])
-
+def test_trace_has_copies_and_calls_of_a_store(tmp_path: Path) -> None:
     for run in ("cold", "warm"):
         store = FileBackend(tmp_path / "store", capacity=1 << 28)
-        with Trace(tmp_path / run) as trace, engine_over(store, trace) as engine:
+        manifest = TierManifest(capacity=4096, overlap=True)
+        host = HostTier(manifest, identity={"model": "m", "weights": "1"}, fetch="wait")
+        cache = compose(model().config, plugins=[host], capacity=AMPLE, max_rewind=4)
+        host.attach(store)
+        with Trace(tmp_path / run) as trace, Engine(model(), cache, observers=[trace]) as engine:
             (answer,) = engine.generate([Request(prompt(2, 200), 4)])
-            while engine.cache.stats().tier.to_store:  # type: ignore[union-attr]
+            while cache.stats().tier.to_store:  # type: ignore[union-attr]
                 engine.step()
                 time.sleep(0.001)
             engine.step()
-            tier = engine.cache.stats().tier
+            tier = cache.stats().tier
         store.close()
         assert tier is not None and answer.hit == (0 if run == "cold" else 192)
         read = read_trace(tmp_path / run)
         agrees(read, engine, 1)
         down = read.spans("host tier, down: copies", "copy to the host")
-        pages = [sum(int(v) for k, v in span.values.items() if k.startswith("pages of")) for span in down]
-        assert sum(pages) == tier.backed_up and (tier.backed_up > 0) == (run == "cold")
-        calls = read.spans("store")
-        assert {span.name for span in calls} >= ({"search", "write"} if run == "cold" else {"search", "read"})
+        pages = sum(int(v) for span in down for k, v in span.values.items() if k.startswith("pages of"))
+        assert pages == tier.backed_up and (tier.backed_up > 0) == (run == "cold")
+        assert {span.name for span in read.spans("store")} >= {"search", "write" if run == "cold" else "read"}
     assert read.spans("host tier, up: copies", "copy to the device")
     assert read.spans("host tier, down: copies", "from the store")
     (request,) = read.spans("request")
     (restoring,) = [phase for phase in request.inside if phase.name == "restoring"]
     searches = read.spans("store", "search")
     assert restoring.begin <= searches[0].begin and searches[-1].end <= restoring.end
-    assert any(int(phase.values.get("restored", 0)) == 192 for phase in request.inside)
+    assert total(request.inside, "restored") == 192
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_whatever_becomes_of_requests_spans_nest_and_end(
-    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("seed", range(2))
+def test_spans_nest_and_end_whatever_becomes_of_requests(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Aborts, finishes, failing steps, flushes and retractions, in any order."""
+    caplog.set_level(logging.CRITICAL)
     it, rng, faults = model(), random.Random(seed), random.Random(seed)
-    cache = cache_for(it, CAPACITY)
+    cache, honest = cache_for(it, CAPACITY), BoundThreeWay.forward
+
+    def flaky(self: BoundThreeWay, batch: Any) -> Any:
+        if faults.random() < 0.06:
+            raise RuntimeError("a pass fails")
+        return honest(self, batch)
+
+    monkeypatch.setattr(BoundThreeWay, "forward", flaky)
     with Trace(tmp_path / "trace") as trace:
         engine = Engine(it, cache, chunk=96, max_running=4, overlap=seed % 2 == 0, observers=[trace])
-        honest = BoundThreeWay.forward
-
-        def flaky(self: BoundThreeWay, batch: Any) -> Any:
-            if faults.random() < 0.06:
-                raise RuntimeError("a pass fails")
-            return honest(self, batch)
-
-        monkeypatch.setattr(BoundThreeWay, "forward", flaky)
-        logging.disable(logging.WARNING)
-        try:
-            open_, asked = [], 0
-            for _ in range(60):
-                if asked < 16 and rng.random() < 0.5:
-                    open_.append(engine.add(mixed(1, seed=seed * 100 + asked)[0]))
-                    asked += 1
-                if open_ and rng.random() < 0.1:
-                    rng.choice((engine.abort, engine.finish))(open_.pop(rng.randrange(len(open_))))
-                if rng.random() < 0.03:
-                    cache.flush()
-                engine.step()
-        finally:
-            logging.disable(logging.NOTSET)
+        open_, asked = [], 0
+        for _ in range(60):
+            if asked < 16 and rng.random() < 0.5:
+                open_.append(engine.add(mixed(1, seed=seed * 100 + asked)[0]))
+                asked += 1
+            if open_ and rng.random() < 0.1:
+                rng.choice((engine.abort, engine.finish))(open_.pop(rng.randrange(len(open_))))
+            if rng.random() < 0.03:
+                cache.flush()
+            engine.step()
         running = sum(not answer.done for answer in open_)
         engine.close()
     read = read_trace(tmp_path / "trace")
-    asked_spans = read.spans("request")
-    assert len(asked_spans) == asked
+    spans = read.spans("request")
+    assert len(spans) == asked
     assert {span.values["step"] for span in read.spans("steps")} <= set(range(1, engine.counts.steps + 1))
     assert len(read.spans("engine", "plan")) == engine.counts.steps
-    assert sum(span.values["reason"] == "aborted" for span in asked_spans) >= running
-    phases = [phase for span in asked_spans for phase in span.inside]
-    assert admissions(asked_spans) == engine.counts.admitted
-    assert sum("retracted" in phase.values for phase in phases) == engine.counts.retracted
-    assert engine.counts.failed and any("starts over" in phase.values for phase in phases)
+    assert sum(span.values["reason"] == "aborted" for span in spans) >= running
+    agrees_of_requests(spans, engine)
+    assert engine.counts.failed and any("starts over" in phase.values for span in spans for phase in span.inside)
 
 
-def test_a_retracted_request_is_seen_to_queue_again(tmp_path: Path) -> None:
-    it = model()
-    cache = cache_for(it, {"full": 256, "swa": 512, "mamba": 28})
-    requests = [Request(prompt(number, 40), 60, stops=[]) for number in range(4)]
+def test_trace_shows_a_retracted_request_that_queues_again(tmp_path: Path) -> None:
+    cache = cache_for(model(), {"full": 256, "swa": 512, "mamba": 28})
     with Trace(tmp_path / "trace") as trace:
-        _, engine = served(it, requests, cache, observers=[trace])
+        requests = [Request(prompt(number, 40), 60, stops=[]) for number in range(4)]
+        _, engine = served(model(), requests, cache, observers=[trace])
     assert engine.counts.retracted
     agrees(read_trace(tmp_path / "trace"), engine, 4)
 
 
-def test_calls_of_a_store_that_ran_at_the_same_time_stand_side_by_side(tmp_path: Path) -> None:
+def test_calls_of_a_store_that_ran_at_the_same_time_have_tracks_of_their_own(tmp_path: Path) -> None:
     """Timelines tell them in the order of their ends."""
-    table, now = Timetable(), time.perf_counter()
-    times = [(1, 2), (2, 4), (3, 5), (0, 6), (6, 7), (5, 8)]
+    now, times = time.perf_counter(), [(1, 2), (2, 4), (3, 5), (0, 6), (6, 7), (5, 8)]
     calls = [Activity("read", "store", now, now + begun, now + ended, {}, 0, False) for begun, ended in times]
-    (tmp_path / "trace").write_bytes(table.first + b"".join(map(table.activity, calls)))
-    spans = read_trace(tmp_path / "trace").spans("store")
-    assert len(spans) == len(calls) and not any(span.inside for span in spans)
-    assert sorted(round((span.end - span.begin) / 1e9) for span in spans) == [1, 1, 2, 2, 3, 6]
+    events = TraceEvents()
+    made = [event for call in calls for event in events.activity(call)]
+    spans = [event for event in made if event["ph"] == "X"]
+    assert sorted(round(event["dur"] / 1e6) for event in spans) == [1, 1, 2, 2, 3, 6]
+    assert len({event["tid"] for event in spans}) == 3
+    for one, other in pairwise(sorted(spans, key=lambda event: (event["tid"], event["ts"]))):
+        assert one["tid"] != other["tid"] or one["ts"] + one["dur"] <= other["ts"] + 0.01
 
 
-def test_a_trace_has_no_token_and_no_label(tmp_path: Path) -> None:
-    it = model()
-    secret = "a label that names a person"
-    with Trace(tmp_path / "trace") as trace, Engine(it, cache_for(it), observers=[trace]) as engine:
-        engine.generate([Request(prompt(3, 100), 4, label=secret, namespace="a tenant that nobody may know")])
-    read = read_trace(tmp_path / "trace")
-    data = (tmp_path / "trace").read_bytes()
+def test_trace_has_no_token_and_no_label(tmp_path: Path) -> None:
+    asked = Request(prompt(3, 100), 4, label="a label that names a person", namespace="a tenant that nobody may know")
+    with Trace(tmp_path / "trace") as trace, Engine(model(), cache_for(model()), observers=[trace]) as engine:
+        engine.generate([asked])
+    read, data = read_trace(tmp_path / "trace"), (tmp_path / "trace").read_bytes()
     assert b"person" not in data and b"tenant" not in data
-    texts = {
-        str(v)
-        for spans in read.tracks.values()
-        for each in inside(spans)
-        for v in each.values.values()
-        if v.__class__ is str
-    }
-    assert texts <= {"length", "stop"}
-    assert len({each.name for spans in read.tracks.values() for each in inside(spans)}) < 16
+    spans = [each for track in read.tracks.values() for span in track for each in (span, *span.inside)]
+    assert {value for span in spans for value in span.values.values() if isinstance(value, str)} <= {"length", "stop"}
+    assert len({span.name for span in spans}) < 16
 
 
 # ---------------------------------------------------------------- what may go wrong
 
 
-SERVE = """
-import sys
-from prefixloom_engine import Engine, Request, Trace
-from tests.support.engines import cache_for, model, prompt
-it = model()
-trace = Trace(sys.argv[1], seconds=0.01)
-engine = Engine(it, cache_for(it), observers=[trace])
-for number in range(10**6):
-    engine.generate([Request(prompt(number % 50, 60), 20)])
-    if number == 3:
-        print("goes on", flush=True)
-"""
-
-
-def test_a_killed_process_leaves_a_file_that_can_be_read(tmp_path: Path) -> None:
-    path = tmp_path / "trace"
-    process = subprocess.Popen([sys.executable, "-c", SERVE, str(path)], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None and process.stdout.readline() == "goes on\n"
-    time.sleep(0.3)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    read = read_trace(path, killed=True)
-    assert len(read.spans("steps")) > 20 and len(read.spans("request")) >= 3
-    assert all(span.end > 0 for span in read.spans("steps"))
-    data = path.read_bytes()
-    for cut in range(len(data) - 60, len(data)):  # wherever the last write was cut off
+def test_file_of_a_killed_process_can_be_read(tmp_path: Path) -> None:
+    """What the system was given before is what a killed process leaves, and the last write may be cut off."""
+    with (
+        Trace(tmp_path / "trace", seconds=0.001) as trace,
+        Engine(model(), cache_for(model()), observers=[trace]) as it,
+    ):
+        it.generate([Request(prompt(1, 60), 20)])
+        until, data = time.monotonic() + 20, b""
+        while data.count(b'"decode", "ts"') < 15 and time.monotonic() < until:
+            data = (tmp_path / "trace").read_bytes()
+    for cut in range(len(data) - 60, len(data) + 1):
         (tmp_path / "cut").write_bytes(data[:cut])
-        again = read_trace(tmp_path / "cut", killed=True)
-        assert len(again.spans("steps")) in range(len(read.spans("steps")) - 3, len(read.spans("steps")) + 1)
+        assert len(read_trace(tmp_path / "cut", killed=True).spans("steps")) > 10
 
 
-def test_a_full_disk_is_told_once_and_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The limit of a file's size stands in for the disk: a write that passes it is cut off, and the next one fails."""
-    it, requests = model(), mixed(6)
+@contextmanager
+def disk_of(size: int) -> Iterator[None]:
+    """The limit of a file's size stands in for a disk: a write beyond it is cut off, and the next one fails."""
     before, ignored = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    with caplog.at_level(logging.WARNING, "prefixloom.engine"):
-        try:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (3000, before[1]))
-            with Trace(tmp_path / "trace", seconds=0.01) as trace:
-                answers, _ = served(it, requests, cache_for(it), observers=[trace])
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, before)
-            signal.signal(signal.SIGXFSZ, ignored)
-    assert answers == served(it, requests, cache_for(it))[0]
-    assert "File too large" in trace.error
-    assert [str(tmp_path / "trace") in record.message for record in caplog.records] == [True]
-    assert 0 < (tmp_path / "trace").stat().st_size <= 3000
-    assert read_trace(tmp_path / "trace", killed=True).rest == 0  # cut back to what is whole
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
 
 
-def test_a_trace_ends_at_its_size(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    it = model()
+@pytest.mark.parametrize(("disk", "size", "told"), [(3000, 1 << 30, "File too large"), (1 << 30, 4096, "4096")])
+def test_full_disk_or_the_greatest_size_ends_a_trace_and_changes_nothing(
+    disk: int, size: int, told: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    it, requests, path = model(), mixed(6), tmp_path / "trace"
     caplog.set_level(logging.WARNING, "prefixloom.engine")
-    with Trace(tmp_path / "trace", size=4096, seconds=0.01) as trace:
-        served(it, mixed(6), cache_for(it), observers=[trace])
-    assert (tmp_path / "trace").stat().st_size <= 4096 and "4096" in trace.error
-    assert len(caplog.records) == 1
-    read_trace(tmp_path / "trace", killed=True)
+    with disk_of(disk), Trace(path, size=size, seconds=0.01) as trace:
+        answers, _ = served(it, requests, cache_for(it), observers=[trace])
+    assert answers == served(it, requests, cache_for(it))[0]
+    assert told in trace.error
+    assert [str(path) in record.message for record in caplog.records] == [True]
+    assert 0 < path.stat().st_size <= min(disk, size)
+    read_trace(path, killed=True)
 
 
-def test_a_disk_that_hangs_costs_a_bounded_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    it = model()
-    gate, write = threading.Event(), os.write
-    path = tmp_path / "trace"
+def test_disk_that_hangs_costs_a_bounded_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, write, path = threading.Event(), os.write, tmp_path / "trace"
     trace = Trace(path, most=40, seconds=0.001)
 
     def hanging(file: int, data: Any) -> int:
@@ -312,72 +252,51 @@ def test_a_disk_that_hangs_costs_a_bounded_memory(tmp_path: Path, monkeypatch: p
         return write(file, data)
 
     monkeypatch.setattr(os, "write", hanging)
-    requests = mixed(8)
-    _, engine = served(it, requests, cache_for(it), observers=[trace])
+    _, engine = served(model(), mixed(8), cache_for(model()), observers=[trace])
     assert trace.dropped > 20
     gate.set()
     trace.close()
     read = read_trace(path)
-    (missing,) = {each.name for each in read.instants}
-    assert missing == "events were left out" and total(read.instants, "events") == trace.dropped
+    assert {each.name for each in read.instants} == {"events were left out"}
+    assert total(read.instants, "events") == trace.dropped
     assert 0 < len(read.spans("steps")) < engine.counts.steps
     assert all(span.values["reason"] in ("length", "stop") for span in read.spans("request"))
 
 
-@pytest.mark.parametrize("where", ["no/such/folder", "", "nul\0l"])
-def test_a_trace_that_cannot_be_written_is_refused(where: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="trace cannot be written"):
-        Trace(tmp_path / where)
-
-
-@pytest.mark.parametrize("options", [{"size": 0}, {"most": -1}, {"size": 1.5}])
-def test_a_trace_without_room_is_refused(options: Any, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="whole number from 1 up"):
-        Trace(tmp_path / "trace", **options)
+@pytest.mark.parametrize(
+    ("where", "options", "told"),
+    [
+        *((where, {}, "trace cannot be written") for where in ("no/such/folder", "", "nul\0l")),
+        *(("trace", options, "whole number from 1 up") for options in ({"size": 0}, {"most": -1}, {"size": 1.5})),
+    ],
+)
+def test_trace_without_a_place_or_room_is_refused(where: str, options: Any, told: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=told):
+        Trace(tmp_path / where, **options)
     assert not (tmp_path / "trace").exists()
 
 
-def test_a_trace_follows_one_engine(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    it = model()
-    caplog.set_level(logging.ERROR, "prefixloom.engine")
-    with (
-        Trace(tmp_path / "trace") as trace,
-        Engine(it, cache_for(it), observers=[trace]),
-        Engine(it, cache_for(it), observers=[trace]) as other,
-    ):
-        other.generate([prompt(1, 20)], 2)
+def test_trace_follows_one_engine(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with Trace(tmp_path / "trace") as trace:
+        for _ in range(2):
+            with Engine(model(), cache_for(model()), observers=[trace]) as engine:
+                engine.generate([prompt(1, 20)], 2)
     assert isinstance(caplog.records[0].exc_info[1], ProtocolError)  # type: ignore[index]
-    assert read_trace(tmp_path / "trace").spans("request") == []
+    assert len(read_trace(tmp_path / "trace").spans("request")) == 1
 
 
-@pytest.mark.parametrize("number", [0, 1, 127, 128, 300, 2**14 - 1, 2**14, 2**21, 2**28 - 1, 2**31, 2**63, 2**64 - 1])
-def test_whole_numbers_are_written_as_protobuf_does(number: int) -> None:
-    from google.protobuf.internal.encoder import _VarintBytes
-
-    assert varint(number) == _VarintBytes(number)
-
-
-def test_a_reader_of_this_test_sees_what_is_wrong(tmp_path: Path) -> None:
-    """Each assertion of ``read_trace`` fails for a file that is spoiled for it."""
-    it, path = model(), tmp_path / "trace"
-    with Trace(path) as trace, Engine(it, cache_for(it), observers=[trace]) as engine:
+@pytest.mark.parametrize(
+    ("lost", "told"),
+    [('"ph": "e", "name": "request"', "no end"), ('"ph": "b", "name": "request"', "an end of nothing"),
+     ('"thread_name"', "nobody named")],
+)  # fmt: skip
+def test_reader_of_these_tests_sees_an_event_that_is_missing(lost: str, told: str, tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    with Trace(path) as trace, Engine(model(), cache_for(model()), observers=[trace]) as engine:
         engine.generate([prompt(1, 40)], 3)
-    packets, _ = whole_packets(path.read_bytes())
-
-    def spoiled(keep: Any) -> None:
-        kept = [each.SerializeToString() for at, each in enumerate(packets) if keep(at, each)]
-        path.write_bytes(b"".join(b"\x0a" + varint(len(each)) + each for each in kept))
+    path.write_text("\n".join(line for line in path.read_text().split("\n") if lost not in line))
+    with pytest.raises(AssertionError, match=told):
         read_trace(path)
-
-    spoiled(lambda at, packet: True)
-    events = [at for at, packet in enumerate(packets) if packet.HasField("track_event")]
-    with pytest.raises(AssertionError, match="no end"):
-        last = max(at for at in events if packets[at].track_event.type == 2)
-        spoiled(lambda at, packet: at != last)
-    with pytest.raises(AssertionError, match=r"an end of nothing|no end"):
-        spoiled(lambda at, packet: at != events[0])
-    with pytest.raises(AssertionError, match="nobody described"):
-        spoiled(lambda at, packet: packet.track_descriptor.name != "steps")
 
 
 # ---------------------------------------------------------------- observers
@@ -391,7 +310,7 @@ class Noting(Observer):
         self.told.append(("queued", number))
 
     def launched(self, step: StepFacts) -> None:
-        self.told.append(("launched", step.number, step.ended))
+        self.told.append(("launched", step.number))
 
     def over(self, step: StepFacts) -> None:
         self.told.append(("over", step.number))
@@ -403,44 +322,39 @@ class Noting(Observer):
     def closed(self) -> None:
         self.told.append(("closed",))
 
+    def of(self, kind: str) -> list[Any]:
+        return [each[1:] for each in self.told if each[0] == kind]
 
-def test_an_observer_is_told_in_order_and_every_step_once() -> None:
-    it, noting = model(), Noting()
-    with Engine(it, cache_for(it), observers=[noting]) as engine:
+
+def test_observer_is_told_in_order_and_of_every_step_once() -> None:
+    noting = Noting()
+    with Engine(model(), cache_for(model()), observers=[noting]) as engine:
         engine.generate([prompt(1, 40)], 3)
-        left = engine.add(Request(prompt(2, 40), 9))
+        engine.add(Request(prompt(2, 40), 9))
         engine.step()
-    steps = [each[1] for each in noting.told if each[0] == "over"]
-    assert (
-        steps == [each[1] for each in noting.told if each[0] == "launched"] == list(range(1, engine.counts.steps + 1))
-    )
+    assert noting.of("over") == noting.of("launched") == [(n + 1,) for n in range(engine.counts.steps)]
     assert noting.told[0] == ("queued", 0) and noting.told[-1] == ("closed",)
-    assert [each for each in noting.told if each[0] == "ended"] == [("ended", 0, "length"), ("ended", 1, "aborted")]
-    assert left.reason == "aborted"
+    assert noting.of("ended") == [(0, "length"), (1, "aborted")]
 
 
-def test_an_observer_is_told_of_a_step_in_which_there_was_nothing_to_do() -> None:
+def test_observer_is_told_of_a_step_in_which_there_was_nothing_to_do() -> None:
     stepped: list[bool] = []
     with Engine(model(), cache_for(model()), observers=[Polled(lambda: stepped.append(True))]) as engine:
         for count in (1, 2):
             assert not engine.step() and len(stepped) == count
 
 
-def test_an_observer_that_raises_is_told_nothing_more(caplog: pytest.LogCaptureFixture) -> None:
+def test_observer_that_raises_is_told_nothing_more(caplog: pytest.LogCaptureFixture) -> None:
     class Broken(Noting):
         def launched(self, step: StepFacts) -> None:
             raise ValueError("I am broken")
 
-    it, broken, noting = model(), Broken(), Noting()
-    requests = mixed(4)
-    with caplog.at_level(logging.ERROR, "prefixloom.engine"):
-        answers, engine = served(it, requests, cache_for(it), observers=[broken, noting])
-    assert answers == served(it, requests, cache_for(it))[0]
-    assert len(caplog.records) == 1 and "told nothing more" in caplog.records[0].message
+    broken, noting = Broken(), Noting()
+    with Engine(model(), cache_for(model()), observers=[broken, noting]) as engine:
+        (answer,) = engine.generate([prompt(1, 40)], 3)
+    assert answer.reason == "length"
+    assert ["told nothing more" in record.message for record in caplog.records] == [True]
     assert {each[0] for each in broken.told} == {"queued"}
-    assert len([each for each in noting.told if each[0] == "over"]) == engine.counts.steps
-
-
-def test_something_else_is_no_observer() -> None:
+    assert len(noting.of("over")) == engine.counts.steps
     with pytest.raises(InputError, match="an observer is a"):
         Engine(model(), cache_for(model()), observers=["a file"])  # type: ignore[list-item]

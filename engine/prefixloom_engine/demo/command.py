@@ -60,10 +60,10 @@ def _run_conversations(settings: Settings, as_json: bool) -> int:
         exactness = comparison.judge()
     print(text.as_json(settings, comparison, exactness) if as_json else text.closing(comparison, exactness))
     if settings.report is not None:
-        from .html_report import html_page
+        from .html_report import demo_page
 
         try:
-            settings.report.write_text(html_page(settings, comparison, exactness), encoding="utf-8")
+            settings.report.write_text(demo_page(settings, comparison, exactness), encoding="utf-8")
         except OSError as error:
             raise InputError(f"--report {settings.report} cannot be written: {error.strerror}") from error
         if not as_json:

@@ -1,67 +1,69 @@
 """The file of a trace: written by a thread of its own, with bounded memory and a bounded size.
 
-Whoever puts something in never waits and never fails. What does not fit is left out and counted. If the file cannot be
-written any more, such as on a full disk, that is logged once, and what comes later is dropped. Only whole packets are
-written at a time, so a process that is killed leaves a file that is good up to its end, or nearly.
+It is an array of JSON with one event a line, Chrome's trace event format. Its readers need no end of the array, so a
+process that is killed leaves a file that can be read.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from prefixloom import InputError
 
+Event = dict[str, Any]
+Making = Callable[..., Iterable[Event]]
 log = logging.getLogger("prefixloom.engine")
-Rendered = Callable[..., bytes]
-SLICE = 256
+AT_ONCE = 256
 """How many entries are turned into bytes before other threads get their turn."""
 
 
 class TraceFile:
-    """``most``: entries that may wait. ``size``: bytes of the file. ``seconds``: how often it is written.
+    """Takes entries from the engine's thread, and writes the events that they make. ``put`` neither waits nor raises.
 
-    An entry is a function that makes its bytes, with its arguments; it is called on the writing thread.
-    ``left_out(count)`` makes those that say that entries are missing, ``last()`` those at the end.
+    ``left_out``  makes the events that say how many entries are missing
+    ``last``      makes the events at the end
+    ``most``      entries that may wait; further ones are left out
+    ``size``      bytes of the file
+    ``seconds``   how often it is written
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], first: bytes, left_out: Callable[[int], bytes], last: Callable[[], bytes],
+        self, path: str | os.PathLike[str], first: Iterable[Event], left_out: Making, last: Making,
         *, most: int, size: int, seconds: float,
     ) -> None:  # fmt: skip
         self.path = Path(path)
-        self.error: str = ""
-        """Why nothing is written any more; empty while it is."""
-        self.dropped = 0
-        """How many entries were left out so far."""
+        self.error = ""
+        """Why nothing is written any more, such as a full disk; empty while it is."""
+        self.dropped = self._told = 0
+        """How many entries were left out, and how many of these the file tells."""
         try:
             self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         except (OSError, ValueError) as error:
             raise InputError(f"the trace cannot be written: {error}") from error
-        self._waiting: deque[tuple[Rendered, tuple[Any, ...]]] = deque()
+        self._waiting: deque[tuple[Making, tuple[Any, ...]]] = deque()
         self._left_out, self._last = left_out, last
         self._most, self._size, self._seconds = most, size, seconds
-        self._told_dropped = 0
         self._written = 0
         self._ending = threading.Event()
-        self._write(first)
+        self._write(first, before="[\n")
         self._thread = threading.Thread(target=self._live, name="prefixloom trace", daemon=True)
         self._thread.start()
 
-    def put(self, rendered: Rendered, *arguments: Any, urgent: bool = False) -> None:
-        """Write this later. ``urgent``: even if too much waits; the caller bounds the number of these."""
+    def put(self, making: Making, *arguments: Any, urgent: bool = False) -> None:
+        """Write what ``making`` returns. ``urgent``: even if too many wait; the caller bounds the number of these."""
         if self.error:
             return
         if len(self._waiting) >= self._most and not urgent:
             self.dropped += 1
-            return
-        self._waiting.append((rendered, arguments))
+        else:
+            self._waiting.append((making, arguments))
 
     def close(self, seconds: float = 10.0) -> None:
         """Write what waits, for at most so many seconds. A second call does nothing."""
@@ -76,8 +78,7 @@ class TraceFile:
                 ending = self._ending.wait(self._seconds)
                 while self._waiting and not self.error:
                     self._write_some()
-            if not self.error:
-                self._write(self._last())
+            self._write(self._last())
         except Exception as error:
             log.exception("the trace ends here")
             self.error = self.error or repr(error)
@@ -86,32 +87,24 @@ class TraceFile:
             os.close(self._file)
 
     def _write_some(self) -> None:
-        found = []
-        for _ in range(min(SLICE, len(self._waiting))):
-            rendered, arguments = self._waiting.popleft()
-            found.append(rendered(*arguments))
-        if self.dropped != self._told_dropped:
-            missing, self._told_dropped = self.dropped - self._told_dropped, self.dropped
-            found.append(self._left_out(missing))
-        self._write(b"".join(found))
+        found: list[Event] = []
+        for _ in range(min(AT_ONCE, len(self._waiting))):
+            making, arguments = self._waiting.popleft()
+            found += making(*arguments)
+        missing, self._told = self.dropped - self._told, self.dropped
+        self._write([*found, *(self._left_out(missing) if missing else ())])
 
-    def _write(self, data: bytes) -> None:
-        """Write all of it or nothing."""
-        if self._written + len(data) > self._size:
-            self._stop(f"it has {self._written} of the {self._size} bytes that it may have")
+    def _write(self, events: Iterable[Event], before: str = "") -> None:
+        """Write all of these events, unless the file has no room for them. An error ends the trace."""
+        data = (before + "".join(f"{json.dumps(each)},\n" for each in events)).encode()
+        if self.error:
             return
-        left = memoryview(data)
         try:
-            while left:
-                left = left[os.write(self._file, left) :]
+            if self._written + len(data) > self._size:
+                raise OSError(f"it has {self._written} of the {self._size} bytes that it may have")
+            while data:
+                written = os.write(self._file, data)
+                self._written, data = self._written + written, data[written:]
         except OSError as error:
-            with suppress(OSError):  # as of a pipe
-                os.ftruncate(self._file, self._written)
-            self._stop(str(error))
-            return
-        self._written += len(data)
-
-    def _stop(self, why: str) -> None:
-        self.error = why
-        self._waiting.clear()
-        log.warning("the trace %s ends here: %s", self.path, why)
+            self.error = str(error)
+            log.warning("the trace %s ends here: %s", self.path, error)

@@ -14,8 +14,8 @@ from prefixloom import Cache, InputError, ProtocolError, Timeline
 
 from ..contract.observer import Observer, StepFacts
 from ..contract.requests import Answer
+from .events import TraceEvents
 from .file import TraceFile
-from .timetable import Timetable
 
 MOST = 1 << 16
 """How many entries may wait for the file: about 20 MB."""
@@ -38,12 +38,12 @@ class Trace(Observer):
         for name, value in (("size", size), ("most", most)):
             if value.__class__ is not int or value < 1:
                 raise InputError(f"the {name} of a trace is a whole number from 1 up, got {value!r}")
-        self._timetable = table = Timetable()
-        self._file = TraceFile(path, table.first, table.left_out, table.last, most=most, size=size, seconds=seconds)
+        self._events = events = TraceEvents()
+        self._file = TraceFile(
+            path, events.first(), events.left_out, events.last, most=most, size=size, seconds=seconds
+        )
         self._timeline: Timeline | None = None
         self._missing = 0
-        self._left: dict[int, int] = {}
-        """Of requests of which a chunk was launched: the length at which the last one ended."""
         self._attached = False
 
     @property
@@ -77,7 +77,7 @@ class Trace(Observer):
     def queued(self, number: int, answer: Answer) -> None:
         request = answer.request
         about = {"prompt": len(request.tokens), "most": request.max_tokens}
-        self._file.put(self._timetable.request, number, time.perf_counter(), about)
+        self._file.put(self._events.request, number, time.perf_counter(), about)
 
     def admitted(self, number: int, ready: int) -> None:
         self._phase(number, "restoring", {"on the device": ready})
@@ -86,39 +86,28 @@ class Trace(Observer):
         self._phase(number, "waiting", {"hit": ready, "restored": brought})
 
     def launched(self, step: StepFacts) -> None:
-        for chunk in step.chunks:
-            about = {"from": chunk.start, "to": chunk.end, "step": step.number}
-            self._file.put(self._timetable.phase, chunk.request, step.launched, "prefill", about)
-            self._left[chunk.request] = chunk.end
+        self._file.put(self._events.launched, step)
 
     def over(self, step: StepFacts) -> None:
-        self._file.put(self._timetable.step, step)
-        for chunk in step.chunks:
-            if (
-                not chunk.last and self._left.get(chunk.request) == chunk.end
-            ):  # no further chunk of it was launched meanwhile
-                self._file.put(self._timetable.turn, chunk.request, step.read)
+        self._file.put(self._events.over, step)
 
     def first_token(self, number: int) -> None:
-        self._left.pop(number, None)
         self._phase(number, "decode", {})
 
     def requeued(self, number: int, retracted: bool) -> None:
-        self._left.pop(number, None)
         self._phase(number, "queued", {"retracted" if retracted else "starts over": 1})
 
     def ended(self, number: int, answer: Answer) -> None:
-        self._left.pop(number, None)
         about: dict[str, Any] = {
             "reason": answer.reason, "hit": answer.hit, "restored": answer.restored, "tokens": len(answer.tokens),
             "drafted": answer.drafted, "accepted": answer.accepted,
         }  # fmt: skip
-        self._file.put(self._timetable.end, number, time.perf_counter(), about, urgent=True)
+        self._file.put(self._events.end, number, time.perf_counter(), about, urgent=True)
 
     def stepped(self) -> None:
         if self._timeline is not None:
             for activity in self._timeline.take():
-                self._file.put(self._timetable.activity, activity)
+                self._file.put(self._events.activity, activity)
             self._missing = self._timeline.missing
 
     def closed(self) -> None:
@@ -128,4 +117,4 @@ class Trace(Observer):
             self._timeline = None
 
     def _phase(self, number: int, name: str, about: dict[str, int]) -> None:
-        self._file.put(self._timetable.phase, number, time.perf_counter(), name, about)
+        self._file.put(self._events.phase, number, time.perf_counter(), name, about)
