@@ -121,9 +121,7 @@ def beside_peers(given: argparse.Namespace, parser: argparse.ArgumentParser) -> 
         result = compare(sides, groups, comps, list(map(int, pages)), given.rounds or 3, sizes)
     if given.json:
         return json.dumps(result, indent=1)
-    if given.markdown is None:
-        return tables.terminal(result)
-    if given.markdown != Path("-"):
+    if given.markdown is not None:
         tables.write_into(given.markdown, tables.markdown(result))
         return f"written into {given.markdown}"
     return tables.markdown(result)
@@ -150,14 +148,7 @@ def arguments() -> argparse.ArgumentParser:
     beside.add_argument(
         "--read", nargs="*", type=Path, metavar="FILE", help="measure nothing; read what --json printed"
     )
-    beside.add_argument(
-        "--markdown",
-        nargs="?",
-        const=Path("-"),
-        type=Path,
-        metavar="FILE",
-        help="print Markdown tables; with FILE, replace the tables in that file",
-    )
+    beside.add_argument("--markdown", type=Path, metavar="FILE", help="replace the tables in this file")
     return parser
 
 

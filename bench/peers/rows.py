@@ -22,7 +22,7 @@ from typing import Any
 from bench.engines.driver import Driver
 from bench.peers.sides import load
 from bench.runner.figures import Rows
-from bench.workloads.conversations import Turn, conversations
+from bench.workloads.conversations import conversations
 
 Make = Callable[[int, int], Driver]
 clock = time.thread_time_ns
@@ -83,74 +83,55 @@ def cached(driver: Driver, prompt: list[int]) -> None:
     driver.close(request)
 
 
-def _for_chats(make: Make, sizes: WorkSizes) -> tuple[Driver, list[Turn]]:
-    """Return a cache with room for three tenths of all conversations' tokens, and the turns."""
+def _turns(make: Make, sizes: WorkSizes, encoded: bool) -> tuple[dict[str, list[float]], int]:
+    """Serve conversations in random order, in a cache with room for three tenths of their tokens.
+
+    Return the microseconds of each call by turn, and the tokens that hit. ``finish`` and ``close`` count as one call,
+    because either may publish. ``encoded``: keys are made beforehand; else each side makes them of lists of tokens.
+    """
     turns, total = conversations(sizes.conversations, 10)
-    return make(total * 3 // 10, 3 * sizes.conversations), turns
+    driver = make(total * 3 // 10, 3 * sizes.conversations)
+    spent: dict[str, list[float]] = {name: [] for name in CALLS}
+    hits = 0
+    request = key = tail = whole = None
+    for prompt, full in turns:
+        answer, room = full[len(prompt) :], len(full) // driver.page * driver.page
+        request = key = tail = whole = None  # free those of the turn before outside of the timed part
+        if encoded:
+            key, whole, tail = driver.key(prompt), driver.key(full), driver.key(answer)
+        marks = [clock()]
+        request = driver.open(key if encoded else (key := driver.key(prompt)))
+        marks.append(clock())
+        driver.grow(request, room)
+        marks.append(clock())
+        if not encoded:
+            tail = driver.key(answer)
+            whole = driver.joined(key, tail)
+        driver.finish(request, tail, whole)
+        driver.close(request)
+        marks.append(clock())
+        for name, before, after in zip(CALLS, marks, marks[1:], strict=False):
+            spent[name].append(since(before, after))
+        hits += driver.hit(request)
+    return spent, hits
 
 
 def chat(make: Make, sizes: WorkSizes) -> Rows:
-    """Serve conversations in random order under eviction pressure. Keys are made beforehand."""
-    driver, turns = _for_chats(make, sizes)
-    found: list[float] = []
-    hits = 0
-    for prompt, full in turns:
-        key, whole, tail = driver.key(prompt), driver.key(full), driver.key(full[len(prompt) :])
-        room = len(full) // driver.page * driver.page
-        request = None  # free the previous request outside of the timed part
-        before = clock()
-        request = driver.open(key)
-        driver.grow(request, room)
-        driver.finish(request, tail, whole)
-        driver.close(request)
-        found.append(since(before, clock()))
-        hits += driver.hit(request)
+    """Serve conversations under eviction pressure, with encoded keys. Also return the longest call of each kind."""
+    spent, hits = _turns(make, sizes, encoded=True)
+    found = list(map(sum, zip(*spent.values(), strict=True)))
     return {
         "chat turn, encoded keys, us": found,
         "chat turn, mean, us": [statistics.fmean(found)],
         "tokens that hit in the chat, thousands": [hits / 1e3],
+        **{f"worst {name} in the chat, us": [max(times)] for name, times in spent.items()},
     }
 
 
 def lists(make: Make, sizes: WorkSizes) -> Rows:
     """Serve lists of tokens. Each side converts the prompt, and later the answer, to its own form."""
-    driver, turns = _for_chats(make, sizes)
-    found: list[float] = []
-    for prompt, full in turns:
-        answer = full[len(prompt) :]
-        room = len(full) // driver.page * driver.page
-        request = key = tail = whole = None
-        before = clock()
-        key = driver.key(prompt)
-        request = driver.open(key)
-        driver.grow(request, room)
-        tail = driver.key(answer)
-        whole = driver.joined(key, tail)
-        driver.finish(request, tail, whole)
-        driver.close(request)
-        found.append(since(before, clock()))
-    return {"chat turn, token lists, us": found}
-
-
-def worst(make: Make, sizes: WorkSizes) -> Rows:
-    """Take the longest call of each kind in ``chat``. ``finish`` and ``close`` count as one: both may publish."""
-    driver, turns = _for_chats(make, sizes)
-    longest = dict.fromkeys(CALLS, 0.0)
-    for prompt, full in turns:
-        key, whole, tail = driver.key(prompt), driver.key(full), driver.key(full[len(prompt) :])
-        room = len(full) // driver.page * driver.page
-        request = None
-        marks = [clock()]
-        request = driver.open(key)
-        marks.append(clock())
-        driver.grow(request, room)
-        marks.append(clock())
-        driver.finish(request, tail, whole)
-        driver.close(request)
-        marks.append(clock())
-        for name, before, after in zip(CALLS, marks, marks[1:], strict=False):
-            longest[name] = max(longest[name], since(before, after))
-    return {f"worst {name} in the chat, us": [most] for name, most in longest.items()}
+    spent, _ = _turns(make, sizes, encoded=False)
+    return {"chat turn, token lists, us": list(map(sum, zip(*spent.values(), strict=True)))}
 
 
 def _match(driver: Driver, prompt: list[int], times: int) -> dict[str, list[float]]:
@@ -318,7 +299,7 @@ def _resident() -> int:
 
 
 GROUPS: dict[str, Callable[[Make, WorkSizes], Rows]] = {
-    each.__name__: each for each in (chat, lists, worst, match, deep, chunks, evict, leaves)
+    each.__name__: each for each in (chat, lists, match, deep, chunks, evict, leaves)
 }
 
 

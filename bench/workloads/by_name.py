@@ -16,13 +16,12 @@ USUAL = {
 QUICK = USUAL | {
     "reaches": "bench.workloads.reaches:reaches",
     "host_tier": "bench.workloads.host_tier:host_tier",
-    "file_tier": "bench.workloads.file_tier:file_tier",
+    "stores": "bench.workloads.stores:stores",
     "tier_costs": "bench.workloads.tier_costs:tier_costs",
     "engine": "bench.workloads.engine:engine",
 }
 """These do their work once in each round, without the garbage collector."""
 LONG = {
-    "server_stores": "bench.workloads.server_stores:server_stores",
     "watching": "bench.serving.watching:watching",
     "server": "bench.serving.server:server",
     "telemetry": "bench.serving.server:telemetry",

@@ -4,12 +4,11 @@ For each pair (``only``: those whose names contain it) there are two caches, eac
 Both do the same work, in turn, and each is as often first as the other. Figures are ratios of medians of thread CPU
 time:
 
-- ``turn``: a turn of conversations whose prompts have 1,500 tokens in the mean: open, grow, append, fill, commit and
-  close. The pool holds three tenths of all tokens. It is full after the first third of the turns, which is not counted.
+- ``turn``: a turn of conversations whose prompts have 1,500 tokens in the mean: open, grow, append, compute and close.
+  The pool holds three tenths of all tokens. It is full after the first third of the turns, which is not counted.
   ``in steps``: the same, computed in a step.
 - ``hot turn``: a turn of one conversation behind 1,500 tokens that are cached, with room to spare.
-- ``decode``: one token more, of a sequence of 1,500 to 2,000 tokens: grow, append, step. In the full pool, it gives
-  back at once what it does not need any more.
+- ``decode``: one token more, of a sequence of 1,500 to 2,000 tokens, in a full pool: grow, append, step.
 - ``chunk``: 256 tokens of a prompt of 4,096: grow, step, publish. The first prompt is not counted.
 - ``evict``: ten leaves of 64 tokens behind a shared prompt of 512.
 """
@@ -22,14 +21,14 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+from bench.engines.ours import InSteps, Prefixloom
 from bench.runner.figures import Rows
+from bench.workloads.chat_turn import phases
 from bench.workloads.conversations import conversations as served
 from prefixloom import Buffer, Chunk, Component, Manifest, Path, Reach, Sequence, Sinks, Tail, Tokens, Window, compose
 from prefixloom import encode as encoded
 
-PAGE = 16
-WIDTH = 128
-NEVER = float("inf")
+PAGE, WIDTH, NEVER = 16, 128, float("inf")
 Intervals = tuple[tuple[int, int], ...]
 Times = tuple[list[float], list[float]]
 """Microseconds of the reach in question, and of the one beside it."""
@@ -92,126 +91,99 @@ PAIRS: dict[str, tuple[Reach, Reach]] = {
 """By name: a reach, and the built-in one of the same shape."""
 
 
-class Side:
-    """A cache with one component of ``reach``."""
-
-    def __init__(self, reach: Reach, tokens: int) -> None:
-        kept = Component("kept", Manifest([Buffer("k", (1, 1))]), reach)
-        capacity = -(-tokens // PAGE) * PAGE
-        self.cache = compose(
-            None, plugins=[kept], page_size=PAGE, capacity={"kept": capacity}, device="meta", debug=False
-        )
-
-    def compute(self, sequence: Sequence) -> None:
-        with self.cache.step((sequence,)) as step:
-            step.run_ops()
-
-    def turn(self, prompt: Tokens, answer: Tokens, whole: int, in_step: bool = False) -> None:
-        """Serve a turn of a conversation; ``whole`` tokens are known after it."""
-        sequence = self.cache.open(prompt)
-        sequence.grow(whole // PAGE * PAGE - sequence.reserved)
-        sequence.append(answer)
-        if in_step:
-            self.compute(sequence)
-        else:
-            sequence.fill()
-            sequence.commit()
-        sequence.close()
-
-    def serve(self, tokens: list[int], chunk: int = 1 << 30) -> None:
-        """Compute and publish a prompt in chunks."""
-        with self.cache.open(encoded(tokens)) as sequence:
-            while sequence.reserved < sequence.named:
-                self.chunk(sequence, min(chunk, sequence.named - sequence.reserved))
-
-    def chunk(self, sequence: Sequence, count: int) -> None:
-        sequence.grow(count)
-        self.compute(sequence)
-        sequence.publish()
-
-    def decode(self, sequence: Sequence) -> None:
-        sequence.grow(1)
-        sequence.append((1,))
-        self.compute(sequence)
+def driver_of(reach: Reach, tokens: int, steps: bool = True) -> Prefixloom:
+    """Return our driver over a cache with one component of ``reach``."""
+    driver = object.__new__(InSteps if steps else Prefixloom)
+    driver.page, driver.lead = PAGE, "kept"
+    kept = Component("kept", Manifest([Buffer("k", (1, 1))]), reach)
+    driver.cache = compose(
+        None, plugins=[kept], page_size=PAGE, capacity={"kept": -(-tokens // PAGE) * PAGE}, device="meta", debug=False
+    )
+    return driver
 
 
 def in_turn(calls: Iterator[tuple[Callable[[], Any], Callable[[], Any]]]) -> Times:
     """Return the times of two calls that do the same, again and again. Each is as often first as the other."""
-    clock = time.thread_time_ns
     spent: Times = [], []
     for number, pair in enumerate(calls):
         for which in (0, 1) if number % 2 else (1, 0):
-            before = clock()
+            before = time.thread_time_ns()
             pair[which]()
-            spent[which].append((clock() - before) / 1e3)
+            spent[which].append((time.thread_time_ns() - before) / 1e3)
     return spent
+
+
+def serve(driver: Prefixloom, prompt: Tokens, whole: Tokens) -> None:
+    for call in phases(driver, prompt, whole):
+        call()
+
+
+def chunked(driver: Prefixloom, tokens: Tokens, chunk: int = 1 << 30) -> Sequence:
+    """Compute and publish a prompt in chunks, and return its sequence."""
+    sequence = driver.open(tokens)
+    while sequence.reserved < sequence.named:
+        driver.chunk(sequence, min(sequence.reserved + chunk, sequence.named), None)
+    return sequence
 
 
 # ---------------------------------------------------------------- what is measured
 
 
-def turns(reaches: tuple[Reach, Reach], count: int, in_step: bool = False) -> Times:
-    turns_, total = served(count, 4)
-    one, other = (Side(reach, total * 3 // 10) for reach in reaches)
-
-    def calls() -> Iterator[Any]:
-        for prompt, whole in turns_:
-            given = encoded(prompt), encoded(whole).part(len(prompt)), len(whole), in_step
-            yield partial(one.turn, *given), partial(other.turn, *given)
-
-    ours, theirs = in_turn(calls())
+def turns(reaches: tuple[Reach, Reach], count: int, steps: bool) -> Times:
+    asked, total = served(count, 4)
+    drivers = [driver_of(reach, total * 3 // 10, steps) for reach in reaches]
+    texts = ((encoded(prompt), encoded(whole)) for prompt, whole in asked)
+    ours, theirs = in_turn(tuple(partial(serve, each, *text) for each in drivers) for text in texts)  # type: ignore[misc]
     return ours[len(ours) // 3 :], theirs[len(theirs) // 3 :]
 
 
 def hot_turns(reaches: tuple[Reach, Reach], count: int) -> Times:
-    length, asked, answered = 1500, 96, 96
-    one, other = (Side(reach, 2 * length + 2 * count * (asked + answered)) for reach in reaches)
-    history = list(range(length))
-    for side in (one, other):
+    length, more = 1500, 192
+    drivers = [driver_of(reach, 2 * length + 2 * count * more, False) for reach in reaches]
+    history = encoded(range(length))
+    for driver in drivers:
         for at in range(256, length + 1, 192):
-            side.serve(history[:at])
-
-    def calls() -> Iterator[Any]:
-        for number in range(count):
-            prompt = encoded([*history, *range(1000 * number, 1000 * number + asked)])
-            given = prompt, encoded(range(answered)), length + asked + answered
-            yield partial(one.turn, *given), partial(other.turn, *given)
-
-    return in_turn(calls())
+            chunked(driver, history.part(0, at)).close()
+    wholes = (history.extended(range(1000 * number, 1000 * number + more)) for number in range(count))
+    return in_turn(
+        tuple(partial(serve, each, whole.part(0, length + more // 2), whole) for each in drivers)  # type: ignore[misc]
+        for whole in wholes
+    )
 
 
-def decoding(reaches: tuple[Reach, Reach], count: int, full: bool = False) -> Times:
-    length = 1500
-    needed = 2 * (length + count)
-    one, other = (Side(reach, 16 * needed) for reach in reaches)
-    prompt = list(range(length))
-    sequences = []
-    for side in (one, other):
-        side.serve(prompt, 256)
-        sequence = side.cache.open(encoded([*prompt, 1]))
-        side.chunk(sequence, sequence.named - sequence.reserved)
-        sequences.append(sequence)
-        if full:
-            sequences.append(side.cache.open(()))
-            sequences[-1].grow(15 * needed)
-    first, second = sequences[0], sequences[len(sequences) // 2]
-    spent = in_turn((lambda: one.decode(first), lambda: other.decode(second)) for _ in range(count))
-    for sequence in sequences:
+def decoding(reaches: tuple[Reach, Reach], count: int) -> Times:
+    """Decode in a full pool: the sequence gives back at once what it does not need any more."""
+    needed = 2 * (1500 + count)
+    drivers = [driver_of(reach, 16 * needed) for reach in reaches]
+    sequences = [chunked(driver, encoded(range(1501)), 256) for driver in drivers]
+    others = [driver.open(encoded(())) for driver in drivers]
+    for other in others:
+        other.grow(15 * needed)
+
+    def decode(driver: Prefixloom, sequence: Sequence) -> None:
+        sequence.grow(1)
+        sequence.append((1,))
+        driver.compute(sequence)
+
+    pair = tuple(partial(decode, *each) for each in zip(drivers, sequences, strict=True))
+    spent = in_turn(pair for _ in range(count))  # type: ignore[misc]
+    for sequence in (*sequences, *others):
         sequence.abort()
     return spent
 
 
 def chunks(reaches: tuple[Reach, Reach], count: int) -> Times:
     length, chunk = 4096, 256
-    one, other = (Side(reach, 2 * length) for reach in reaches)
+    drivers = [driver_of(reach, 2 * length) for reach in reaches]
     spent: Times = [], []
     for number in range(1 + count * chunk // length):
-        tokens = encoded(range(number, number + length))
-        first, second = (side.cache.open(tokens) for side in (one, other))
-        works = partial(one.chunk, first, chunk), partial(other.chunk, second, chunk)
-        times = in_turn(works for _ in range(length // chunk))
-        first.close()
-        second.close()
+        sequences = [driver.open(encoded(range(number, number + length))) for driver in drivers]
+        times = in_turn(
+            tuple(partial(*each, end, None) for each in zip((one.chunk for one in drivers), sequences, strict=True))  # type: ignore[misc]
+            for end in range(chunk, length + 1, chunk)
+        )
+        for sequence in sequences:
+            sequence.close()
         if number:  # the first prompt asks the reach what is remembered from then on
             for all_of_it, each in zip(spent, times, strict=True):
                 all_of_it += each
@@ -219,31 +191,28 @@ def chunks(reaches: tuple[Reach, Reach], count: int) -> Times:
 
 
 def evictions(reaches: tuple[Reach, Reach], count: int) -> Times:
-    leaf, shared = 64, list(range(512))
-    leaves = 10 * count + 20
-    one, other = (Side(reach, leaves * leaf + 4096) for reach in reaches)
-    for side in (one, other):
-        for number in range(leaves):
-            side.serve([*shared, *range(1000 + number * leaf, 1000 + (number + 1) * leaf)])
-        side.cache.evict(10 * leaf)  # the first one also frees what windows kept of the shared prompt for no boundary
-    return in_turn((lambda: one.cache.evict(10 * leaf), lambda: other.cache.evict(10 * leaf)) for _ in range(count))
+    leaf, shared, leaves = 64, encoded(range(512)), 10 * count + 20
+    drivers = [driver_of(reach, leaves * leaf + 4096) for reach in reaches]
+    for driver in drivers:
+        for start in range(1000, 1000 + leaves * leaf, leaf):
+            chunked(driver, shared.extended(range(start, start + leaf))).close()
+        driver.evict(10 * leaf)  # the first one also frees what windows kept of the shared prompt for no boundary
+    return in_turn(tuple(partial(each.evict, 10 * leaf) for each in drivers) for _ in range(count))  # type: ignore[misc]
 
 
 def reaches(conversations: int = 30, only: str = "") -> Rows:
     """Return by pair and work how many times the other reach's median it takes."""
-    count = conversations
     found: Rows = {}
     for name, pair in PAIRS.items():
         if only not in name:
             continue
         works: dict[str, Times] = {
-            "turn": turns(pair, count),
-            "turn in steps": turns(pair, count, in_step=True),
-            "hot turn": hot_turns(pair, 2 * count),
-            "decode": decoding(pair, 4 * count),
-            "decode, full pool": decoding(pair, 4 * count, full=True),
-            "chunk": chunks(pair, 2 * count),
-            "evict": evictions(pair, count),
+            "turn": turns(pair, conversations, False),
+            "turn in steps": turns(pair, conversations, True),
+            "hot turn": hot_turns(pair, 2 * conversations),
+            "decode": decoding(pair, 4 * conversations),
+            "chunk": chunks(pair, 2 * conversations),
+            "evict": evictions(pair, conversations),
         }
         for work, (one, other) in works.items():
             found[f"{name}: {work}, times"] = [statistics.median(one) / statistics.median(other)]

@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
+from bench.runner import figures
+
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture
-def figures(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    monkeypatch.syspath_prepend(str(ROOT))
-    yield importlib.import_module("bench.runner.figures")
-    for name in [name for name in sys.modules if name.partition(".")[0] == "bench"]:
-        del sys.modules[name]
 
 
 def start(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -97,7 +88,7 @@ def test_other_commits_are_measured_with_their_own_sources(tmp_path: Path) -> No
     assert len(left.splitlines()) == 1
 
 
-def test_the_ratio_is_the_other_commit_over_ours(figures: ModuleType) -> None:
+def test_the_ratio_is_the_other_commit_over_ours() -> None:
     sides = {"here": {"work": {"a, us": [1.0, 2.0, 9.0]}}, "old": {"work": {"a, us": [5.0, 4.0, 3.0]}}}
     (row,) = figures.summary(sides)
     assert row["here"] == {"median": 2.0, "least": 1.0, "most": 9.0}
@@ -115,6 +106,12 @@ def test_the_ratio_is_the_other_commit_over_ours(figures: ModuleType) -> None:
         (["scale", "--leaves"], "no option"),
         (["scale", "--leavs", "3"], "scale has no option leavs; it has comps, leaves, requests, lengths"),
         (["chat_turn", "scale", "--leaves", "3"], "chat_turn has no option leaves"),
+        (["--peers", "nobody"], "no side nobody; there are prefixloom"),
+        (["--peers", "--rows", "none"], "no rows none; there are chat"),
+        (["--peers", "--against", "HEAD"], "--peers cannot be combined"),
+        (["--peers", "--pages", "16,x"], "--pages are numbers of tokens such as 1,16, got '16,x'"),
+        (["--peers", "--comps", "F,Z"], "no composition Z: write letters of F, S and M"),
+        (["--peers", "--read", "nothing.json"], "--read: [Errno 2] No such file"),
     ],
 )
 def test_wrong_arguments_are_refused_before_anything_runs(arguments: list[str], reason: str) -> None:
@@ -154,9 +151,10 @@ def test_every_workload_is_a_function_of_rows_whose_parameters_are_options() -> 
     assert ran.returncode == 0, ran.stderr
 
 
-def test_what_a_watcher_calls_exists(figures: ModuleType) -> None:
-    watching = importlib.import_module("bench.serving.watching")
-    for kind, methods in watching.METHODS.items():
+def test_what_a_watcher_calls_exists() -> None:
+    from bench.serving.watching import METHODS
+
+    for kind, methods in METHODS.items():
         assert all(callable(getattr(owner, name)) for owner, name in methods()), kind
 
 
