@@ -1,14 +1,152 @@
-"""The race detector: every kind of edge keeps it silent, and each that is missing is told, with both ops."""
+"""The race detector against a graph of all that happened before, the words of what it finds, and what it forgets."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+import random
+from collections.abc import Callable, Iterable
 
 import pytest
 
-from prefixloom import RaceError
-from prefixloom.device.streams import InlineStream, host_clock
-from tests.support.racing import World
+from prefixloom import InvariantError, RaceError, ThreadStream
+from prefixloom.device.race import Race
+from prefixloom.device.streams import Event, InlineStream, Stream, host_clock
+from prefixloom.testing.schedules.simulated import SimulatedStream, Simulation
+from tests.support.sampling import slow
+from tests.support.stream_helpers import SOON, Gate
+
+POOL = "state"
+
+
+class Oracle:
+    """Happens-before as a graph of single actions; what is ordered is its transitive closure, by brute force."""
+
+    def __init__(self) -> None:
+        self.before: list[int] = []  # of each action, the set of those before it, as bits
+        self.last: dict[str, int] = {}
+        self.touched: list[tuple[int, str, set[int], set[int]]] = []
+
+    def act(self, actor: str, *after: int) -> int:
+        """A new action, after the actor's last one and these. Streams go on from where the host has come to."""
+        number = len(self.before)
+        bits = 0
+        for other in (*after, *(self.last[a] for a in {actor, "host"} if a in self.last)):
+            bits |= self.before[other] | 1 << other
+        self.before.append(bits)
+        self.last[actor] = number
+        return number
+
+    def races(self, number: int, reads: set[int], writes: set[int]) -> set[str]:
+        """The accesses so far that conflict with this one and are not before it."""
+        return {
+            what
+            for other, what, r, w in self.touched
+            if not self.before[number] >> other & 1 and (writes & (r | w) or reads & w)
+        }
+
+
+class Program:
+    """A random program over three simulated streams, and an inline one, which is the scheduling thread."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.oracle = Oracle()
+        self.sim = Simulation("a", "b", "c")
+        self.race = Race()
+        self.inline = InlineStream("inline")
+        self.events: list[tuple[Event, int]] = []
+        self.found = self.silent = 0
+        if self.random.random() < 0.8:
+            self.race.follow(*self.sim.streams)
+        else:  # the detector gets to know them by their first work
+            for stream in self.sim.streams:
+                self._told(stream, "start", set(), set())
+
+    def _slots(self) -> set[int]:
+        return {self.random.randrange(4) for _ in range(self.random.choice((0, 1, 1, 2)))}
+
+    def run(self, length: int) -> None:
+        acts = (self.touch, self.touch, self.touch, self.record, self.wait, self.observe, self.advance)
+        for number in range(length):
+            act = self.random.choice(acts)
+            if act == self.touch:
+                self.touch(f"op {number}")
+            else:
+                act("")
+
+    def touch(self, what: str) -> None:
+        stream = self.random.choice((*self.sim.streams, *self.sim.streams, self.inline, self.inline))
+        self._told(stream, what, self._slots(), self._slots())
+
+    def _told(self, stream: Stream, what: str, reads: set[int], writes: set[int]) -> None:
+        stream.run(lambda: None)
+        number = self.oracle.act("host" if stream.inline else stream.name)
+        races = self.oracle.races(number, reads, writes)
+        try:
+            self.race.access(stream, what, POOL, reads=reads, writes=writes)
+        except RaceError as error:
+            old = str(error).split("ordered after '")[1].split("'")[0]
+            assert old in races, (what, old, races)
+            self.found += 1
+        else:
+            assert not races, (what, races)
+            self.silent += 1
+            self.oracle.touched.append((number, what, reads, writes))
+
+    def record(self, _: str) -> None:
+        stream = self.random.choice((*self.sim.streams, self.inline))
+        self.events.append((stream.record(), self.oracle.act("host" if stream.inline else stream.name)))
+
+    def wait(self, _: str) -> None:
+        if self.events:
+            event, number = self.random.choice(self.events)
+            stream = self.random.choice((*self.sim.streams, *self.sim.streams, self.inline))
+            if stream.inline:
+                self.sim.drain()  # a simulated stream that waits for another one does not go on by itself
+            stream.wait(event)
+            self.oracle.act("host" if stream.inline else stream.name, number)
+
+    def observe(self, _: str) -> None:
+        if self.events:
+            event, number = self.random.choice(self.events)
+            if event.done:
+                self.oracle.act("host", number)
+
+    def advance(self, _: str) -> None:
+        for _ in range(self.random.randrange(6)):
+            if ready := self.sim.ready:
+                self.random.choice(ready).advance()
+
+
+@pytest.mark.parametrize("programs", [800, slow(4000)])
+def test_it_agrees_with_a_graph_of_all_that_happened_before(programs: int) -> None:
+    found = silent = 0
+    for seed in range(programs):
+        program = Program(seed)
+        program.run(40)
+        found += program.found
+        silent += program.silent
+    assert found > 2 * programs and silent > 2 * programs
+
+
+# ---------------------------------------------------------------- what is told
+
+
+class World:
+    """Three simulated streams, and a race detector that is told of what they are given."""
+
+    def __init__(self) -> None:
+        self.sim = Simulation("a", "b", "c")
+        self.a, self.b, self.c = self.sim.streams
+        self.race = Race()
+        self.race.follow(*self.sim.streams)
+        self.host = InlineStream("the scheduling thread")
+
+    def touch(
+        self, stream: Stream, what: str, reads: Iterable[int] = (), writes: Iterable[int] = (), pool: str = POOL
+    ) -> None:
+        stream.run(lambda: None)
+        self.race.access(stream, what, pool, reads=reads, writes=writes)
 
 
 @pytest.fixture
@@ -16,246 +154,171 @@ def world() -> World:
     return World()
 
 
-KINDS = [(first, second) for first in ("writes", "reads") for second in ("writes", "reads")]
-CONFLICTS = [kinds for kinds in KINDS if "writes" in kinds]
-
-
-def wait(world: World) -> None:
-    world.b.wait(world.a.record())
-
-
-def through_a_third_stream(world: World) -> None:
-    world.c.wait(world.a.record())
-    world.c.run(lambda: None)
-    world.b.wait(world.c.record())
-
-
-def through_a_third_stream_that_was_given_no_work(world: World) -> None:
-    world.c.wait(world.a.record())
-    world.b.wait(world.c.record())
-
-
-def seen_by_the_scheduling_thread(world: World) -> None:
-    event = world.a.record()
-    world.sim.drain()
-    assert event.done
-
-
-def waited_for_by_the_scheduling_thread(world: World) -> None:
-    assert world.a.record().synchronize()
-
-
-def seen_through_another_stream(world: World) -> None:
-    world.c.wait(world.a.record())
-    event = world.c.record()
-    world.sim.drain()
-    assert event.done
-
-
-def seen_then_passed_on(world: World) -> None:
-    """Stream c is ordered after a only because its work was enqueued when a's was seen to be over."""
-    seen_by_the_scheduling_thread(world)
-    world.b.wait(world.c.record())
-
-
-def through_an_inline_stream(world: World) -> None:
-    inline = InlineStream("inline")
-    inline.wait(world.a.record())
-    world.b.wait(inline.record())
-
-
-def a_later_event(world: World) -> None:
-    world.a.run(lambda: None)
-    world.b.wait(world.a.record())
-
-
-def two_waits(world: World) -> None:
-    first, second = world.a.record(), world.c.record()
-    world.b.wait(first)
-    world.b.wait(second)
-
-
-EDGES: list[Callable[[World], None]] = [
-    wait,
-    through_a_third_stream,
-    through_a_third_stream_that_was_given_no_work,
-    seen_by_the_scheduling_thread,
-    waited_for_by_the_scheduling_thread,
-    seen_through_another_stream,
-    seen_then_passed_on,
-    through_an_inline_stream,
-    a_later_event,
-    two_waits,
-]
-
-
-@pytest.mark.parametrize(("first", "second"), KINDS)
-@pytest.mark.parametrize("edge", EDGES)
-def test_an_access_that_an_edge_orders_is_none_of_its_business(
-    world: World, edge: Callable[[World], None], first: str, second: str
-) -> None:
-    getattr(world, first)(world.a, "first")
-    edge(world)
-    getattr(world, second)(world.b, "second")
-
-
-# ---------------------------------------------------------------- edges that are missing
-
-
-def nothing(world: World) -> None:
-    pass
-
-
-def an_event_that_nobody_waits_for(world: World) -> None:
-    world.a.record()
-
-
-def an_event_that_is_not_yet_done(world: World) -> None:
-    assert not world.a.record().done
-
-
-def work_that_is_over_but_was_not_seen(world: World) -> None:
-    world.a.record()
-    world.sim.drain()
-
-
-def a_wait_on_the_wrong_stream(world: World) -> None:
-    world.c.wait(world.a.record())
-
-
-def a_wait_the_wrong_way_round(world: World) -> None:
-    world.a.wait(world.b.record())
-
-
-def a_chain_that_ends_too_early(world: World) -> None:
-    early = world.c.record()
-    world.c.wait(world.a.record())
-    world.b.wait(early)
-
-
-def an_inline_stream_that_did_not_wait(world: World) -> None:
-    world.b.wait(InlineStream("inline").record())
-
-
-GAPS: list[Callable[[World], None]] = [
-    nothing,
-    an_event_that_nobody_waits_for,
-    an_event_that_is_not_yet_done,
-    work_that_is_over_but_was_not_seen,
-    a_wait_on_the_wrong_stream,
-    a_wait_the_wrong_way_round,
-    a_chain_that_ends_too_early,
-    an_inline_stream_that_did_not_wait,
-]
-EDGE = "missing edge: stream 'b' must wait for an event recorded on stream 'a' after 'first'"
-
-
-@pytest.mark.parametrize(("first", "second"), CONFLICTS)
-@pytest.mark.parametrize("gap", GAPS)
-def test_an_access_that_no_edge_orders_names_both_ops_and_the_edge(
-    world: World, gap: Callable[[World], None], first: str, second: str
-) -> None:
-    getattr(world, first)(world.a, "first")
-    gap(world)
-    did = {"writes": "wrote", "reads": "read"}
+@pytest.mark.parametrize("where", ["b", "host"])
+@pytest.mark.parametrize(("first", "second"), [("writes", "writes"), ("writes", "reads"), ("reads", "writes")])
+def test_race_names_both_ops_and_the_missing_edge(world: World, where: str, first: str, second: str) -> None:
+    stream, name, edge = {
+        "b": (world.b, "stream 'b'", "stream 'b' must wait for an event recorded on stream 'a' after 'first'"),
+        "host": (
+            world.host, "the scheduling thread",
+            "the scheduling thread must see an event recorded on stream 'a' after 'first' done before it goes on",
+        ),
+    }[where]  # fmt: skip
+    did = {"writes": "wrote", "reads": "read"}[first]
+    world.touch(world.a, "first", **{first: [7]})  # type: ignore[arg-type]
     with pytest.raises(RaceError) as caught:
-        getattr(world, second)(world.b, "second")
+        world.touch(stream, "second", **{second: [7]})  # type: ignore[arg-type]
     text = str(caught.value)
-    assert text.startswith(f"'second' {second} slot 7 of pool 'state' without being ordered after 'first'")
-    assert f"before: 'first' {did[first]} on stream 'a', recorded at " in text
-    assert f"now:    'second' {second} on stream 'b', recorded at " in text
-    assert EDGE in text
+    assert text.startswith(f"'second' {second} slot 7 of pool 'state' without being ordered after 'first', which {did}")
+    assert f"before: 'first' {did} on stream 'a', recorded at " in text
+    assert f"now:    'second' {second} on {name}, recorded at " in text
+    assert f"missing edge: {edge}" in text
 
 
-@pytest.mark.parametrize("gap", GAPS)
-def test_reads_of_two_streams_need_no_order(world: World, gap: Callable[[World], None]) -> None:
-    world.reads(world.a)
-    gap(world)
-    world.reads(world.b)
+@pytest.mark.parametrize("early", [False, True])
+def test_race_tells_how_far_the_order_of_the_streams_reaches(world: World, early: bool) -> None:
+    if early:
+        world.a.run(lambda: None)
+        world.b.wait(world.a.record())
+    world.touch(world.a, "first", writes=[7])
+    told = (
+        r"stream 'b' is ordered after that stream's work 1; 'first' is its work 2\)"
+        if early
+        else r"\(nothing so far orders stream 'b' after stream 'a'\)"
+    )
+    with pytest.raises(RaceError, match=told):
+        world.touch(world.b, "second", writes=[7])
 
 
-def test_an_event_recorded_before_the_work_does_not_order_it_and_the_message_tells_how_far_it_reaches(
-    world: World,
-) -> None:
-    world.a.run(lambda: None)
-    early = world.a.record()
-    world.writes(world.a)
-    world.b.wait(early)
-    with pytest.raises(RaceError, match=r"stream 'b' is ordered after that stream's work 1; 'first' is its work 2\)"):
-        world.writes(world.b, "second")
+def test_a_wait_through_a_third_stream_without_work_is_an_order(world: World) -> None:
+    world.touch(world.a, "first", writes=[7])
+    world.c.wait(world.a.record())
+    world.b.wait(world.c.record())
+    world.touch(world.b, "second", writes=[7])
 
 
-def test_without_any_order_between_the_streams_the_message_says_so(world: World) -> None:
-    world.writes(world.a)
-    with pytest.raises(RaceError, match=r"\(nothing so far orders stream 'b' after stream 'a'\)"):
-        world.reads(world.b, "second")
+def test_accesses_of_other_slots_and_pools_are_apart_and_absent_pages_are_none(world: World) -> None:
+    world.touch(world.a, "first", writes=[-1, 1, 2], reads=[-1, 3])
+    world.touch(world.b, "second", writes=[-1, 4], reads=[-1, 3])
+    world.touch(world.b, "second", writes=[1, 2, 3], pool="state on the host")
+    with pytest.raises(RaceError, match="slot 1 of pool 'state on the host'"):
+        world.touch(world.c, "third", reads=[1], pool="state on the host")
 
 
-def test_a_wait_orders_only_what_is_enqueued_after_it(world: World) -> None:
-    world.writes(world.a)
-    event = world.a.record()
-    with pytest.raises(RaceError):
-        world.reads(world.b, "second")
-    world.b.wait(event)
-    world.reads(world.b, "second")
+@pytest.mark.parametrize("slots", [[5, 6, 9], (n for n in (5, 6, 9)), dict.fromkeys((5, 6, 9))])
+def test_race_tells_the_number_of_further_slots_whatever_they_come_in(world: World, slots: Iterable[int]) -> None:
+    world.touch(world.a, "first", writes=slots)
+    with pytest.raises(RaceError, match=r"reads slot 9 \(and of 2 more\) of pool"):
+        world.touch(world.b, "second", reads=iter([1, 9, 6, 6, 5]))
 
 
-def test_work_of_one_stream_is_in_order(world: World) -> None:
-    for _ in range(2):
-        world.writes(world.a)
-        world.reads(world.a)
-
-
-def test_one_access_may_read_and_write_the_same_slot(world: World) -> None:
+def test_one_access_may_read_and_write_a_slot_and_counts_as_its_writer(world: World) -> None:
     world.touch(world.a, "update", reads=[7, 7], writes=[7, 7])
     with pytest.raises(RaceError, match=r"without being ordered after 'update', which wrote it\n"):
-        world.reads(world.b, "second")
+        world.touch(world.b, "second", reads=[7])
 
 
-# ---------------------------------------------------------------- the scheduling thread, and inline streams
-
-
-def test_what_the_scheduling_thread_does_is_over_for_all_that_comes_later(world: World) -> None:
-    inline = world.host
-    world.writes(inline)
-    world.reads(world.a)
-    world.reads(inline)
-    world.writes(world.a, slot=8)
-
-
-@pytest.mark.parametrize(("first", "second"), CONFLICTS)
-def test_the_scheduling_thread_must_have_seen_the_work_done(world: World, first: str, second: str) -> None:
-    inline = world.host
-    getattr(world, first)(world.a, "first")
-    event = world.a.record()
-    edge = "the scheduling thread must see an event recorded on stream 'a' after 'first' done before it goes on"
+def test_work_that_the_stream_was_never_given_is_refused(world: World) -> None:
     with pytest.raises(
-        RaceError, match=f"now:    'second' {second} on the scheduling thread.*\n.*missing edge: {edge}"
+        InvariantError, match="'copy' is recorded as work of <SimulatedStream 'a'>, on which nothing was"
     ):
-        getattr(world, second)(inline, "second")
-    world.sim.drain()
+        world.race.access(world.a, "copy", POOL, writes=[1])
+
+
+def test_race_names_the_line_of_the_caller(world: World) -> None:
+    for stream in (world.a, world.b):
+        stream.run(lambda: None)
+    world.race.access(world.a, "first", POOL, writes=[1])
+    with pytest.raises(
+        RaceError, match=r"'first' wrote on stream 'a', recorded at .*test_race.py:\d+ in test_race_names"
+    ):
+        world.race.access(world.b, "second", POOL, writes=[1])
+
+
+# ---------------------------------------------------------------- clocks, and what is forgotten
+
+
+def test_streams_without_a_detector_have_no_clocks() -> None:
+    sim = Simulation("a", "b")
+    a, b = sim.streams
+    before = dict(host_clock)
+    a.run(lambda: None)
+    event = a.record()
+    b.wait(event)
+    sim.drain()
     assert event.done
-    getattr(world, second)(inline, "second")
+    assert a.clock is b.clock is event.clock is None and host_clock == before
+    assert InlineStream("inline").clock is None
 
 
-def test_an_inline_stream_that_waited_has_seen_it(world: World) -> None:
-    inline = InlineStream("inline")
-    world.writes(world.a)
-    inline.wait(world.a.record())
-    world.writes(inline, "second")
-    world.reads(world.host, "third")
-    world.reads(world.b, "fourth")
+def test_an_event_recorded_before_its_stream_was_followed_is_no_edge_for_later_work() -> None:
+    sim, race = Simulation("a", "b"), Race()
+    a, b = sim.streams
+    a.run(lambda: None)
+    event = a.record()
+    a.run(lambda: None)
+    race.access(a, "first", POOL, writes=[1])
+    b.wait(event)
+    b.run(lambda: None)
+    with pytest.raises(RaceError, match="nothing so far orders stream 'b'"):
+        race.access(b, "second", POOL, writes=[1])
+    b.wait(a.record())
+    b.follow()  # again: it keeps its clock
+    b.run(lambda: None)
+    race.access(b, "second", POOL, writes=[1])
 
 
-def test_a_read_of_the_scheduling_thread_leaves_the_readers_of_streams_to_be_ordered(world: World) -> None:
-    world.reads(world.a)
-    world.reads(world.host, "host")
-    with pytest.raises(RaceError, match="without being ordered after 'first', which read it"):
-        world.writes(world.b, "second")
+def test_work_that_was_seen_done_before_a_stream_was_followed_orders_its_work() -> None:
+    sim, race = Simulation("a", "b"), Race()
+    a, b = sim.streams
+    a.run(lambda: None)
+    race.access(a, "first", POOL, writes=[1])
+    assert a.record().synchronize()
+    b.run(lambda: None)
+    race.access(b, "second", POOL, writes=[1])
 
 
-def test_inline_streams_take_no_place_in_the_clock(world: World) -> None:
-    inline = InlineStream("inline")
-    world.writes(inline)
-    assert inline.record().done
-    assert inline.clock is None and inline.number not in host_clock
+def test_a_thread_knows_of_an_event_what_it_waited_for_and_nothing_if_its_time_was_up(
+    threads: Callable[..., ThreadStream],
+) -> None:
+    worker, inline = threads(), InlineStream("inline")
+    worker.follow()
+    gate = Gate(worker)
+    assert not worker.record().synchronize(0.001)
+    assert worker.number not in host_clock
+    gate.free.set()
+    inline.wait(worker.record())
+    assert host_clock[worker.number] == 1
+    worker.run(lambda: None)
+    assert worker.record().synchronize(SOON) and host_clock[worker.number] == 2
+
+
+def test_streams_that_are_no_more_leave_the_clock_of_the_scheduling_thread() -> None:
+    race, host = Race(), InlineStream("the scheduling thread")
+    gc.collect()
+    race.access(host, "nothing", POOL)
+    before = len(host_clock)
+    for _ in range(50):
+        stream = SimulatedStream("short")
+        stream.run(lambda: None)
+        race.access(stream, "work", POOL, reads=[1], writes=[2])
+        assert stream.record().synchronize()
+        race.access(host, "next", POOL, writes=[1])
+        race.access(host, "next", POOL, writes=[2])
+    del stream
+    gc.collect()
+    race.access(host, "nothing", POOL)
+    assert len(host_clock) == before
+
+
+def test_a_stream_of_which_an_access_is_kept_stays_known() -> None:
+    race = Race()
+    gone = SimulatedStream("gone")
+    gone.run(lambda: None)
+    race.access(gone, "first", POOL, writes=[1])
+    assert gone.record().synchronize()
+    del gone
+    gc.collect()
+    stream = SimulatedStream("next")
+    stream.run(lambda: None)
+    race.access(stream, "second", POOL, reads=[1])
