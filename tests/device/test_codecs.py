@@ -136,19 +136,16 @@ def test_a_cast_keeps_every_number_that_the_dtype_has(rests: str) -> None:
 
 @PAIRS
 def test_every_value_comes_back_within_the_bound_and_nearly_uses_it_up(rests: str, live: str) -> None:
-    it = coder(rests, Buffer("x", (64,), live))
-    worst = 0.0
-    for seed in range(4):
-        found = measure(it, {"x": wild(live, rests, (1, 2000, 64), seed)})
-        assert found.error <= it.bound and found.repeats, found
-        worst = max(worst, found.error)
+    it = coder(rests, Buffer("x", (1000, 64), live))
+    assert (found := measure(it, {"x": wild(live, rests, (1, 8, 1000, 64), 1)})).error <= it.bound and found.repeats
+    worst = found.error
     # A row that is made to come off worst: values right between two that can be had.
     finest = torch.finfo(getattr(torch, "float64" if rests == "int8" else rests)).eps
     steps = torch.arange(0.5, 127) / 127 if rests == "int8" else 1 + torch.arange(63) * finest + finest / 2
     hard = torch.cat([torch.tensor([1.0 if rests == "int8" else 1.5]), steps.double()[:63]]).double()
     scales = torch.exp2(torch.arange(0, 1, 1 / 512, dtype=torch.float64)) if rests == "int8" else torch.ones(1).double()
-    values = (hard * scales[:, None]).to(getattr(torch, live))[None]
-    found = measure(it, {"x": values})
+    values = (hard * scales[:, None]).to(getattr(torch, live))[None, None]
+    found = measure(coder(rests, Buffer("x", values.shape[2:], live)), {"x": values})
     worst = max(worst, found.error)
     assert found.error <= it.bound and found.repeats, found
     assert worst > (0.6 if rests == "int8" else 0.9) * it.bound
@@ -176,15 +173,13 @@ def test_every_code_of_every_normal_largest_value_comes_back_to_itself(live: str
     every = torch.arange(0, 1 << 15).to(torch.int16).view(dtype)
     normal = every[every.isfinite() & (every >= torch.finfo(dtype).smallest_normal)]
     codes = torch.arange(-127, 128).to(torch.int8)
-    it = coder("int8", Buffer("x", (255,), live))
-    for largest in normal.split(4096):
-        slots = range(len(largest))
-        stored = {"x": codes.repeat(1, len(largest), 1), "x_largest": largest[None]}
-        back = {"x": torch.empty(1, len(largest), 255, dtype=dtype)}
-        it.decode(stored, slots, back, slots)
-        again = tensors(it.stored, len(largest))
-        it.encode(back, slots, again, slots)
-        assert torch.equal(again["x"], stored["x"]) and torch.equal(bits(again["x_largest"]), bits(stored["x_largest"]))
+    it = coder("int8", Buffer("x", (len(normal), 255), live))
+    stored = {"x": codes.repeat(1, 1, len(normal), 1), "x_largest": normal[None, None]}
+    back = {"x": torch.empty(1, 1, len(normal), 255, dtype=dtype)}
+    it.decode(stored, [0], back, [0])
+    again = tensors(it.stored, 1)
+    it.encode(back, [0], again, [0])
+    assert all(torch.equal(bits(again[name]), bits(stored[name])) for name in stored)
 
 
 @pytest.mark.parametrize(("live", "most"), [("bfloat16", 128), ("float16", 1024), ("float32", 600), ("float64", 600)])
@@ -192,8 +187,8 @@ def test_every_row_of_subnormal_numbers_comes_back_to_itself_from_the_first_time
     dtype = getattr(torch, live)
     ints = {"bfloat16": torch.int16, "float16": torch.int16, "float32": torch.int32, "float64": torch.int64}[live]
     numbers = torch.arange(most, dtype=ints)
-    values = torch.minimum(numbers.repeat(most, 1), numbers[:, None]).view(dtype)[None]  # row m has 0, 1, ... m, m
-    found = measure(coder("int8", Buffer("x", (most,), live)), {"x": values})
+    values = torch.minimum(numbers.repeat(most, 1), numbers[:, None]).view(dtype)  # row m has 0, 1, ... m, m
+    found = measure(coder("int8", Buffer("x", values.shape, live)), {"x": values[None, None]})
     assert found.repeats
     assert found.error <= 1 / 127
 
@@ -201,23 +196,13 @@ def test_every_row_of_subnormal_numbers_comes_back_to_itself_from_the_first_time
 @PAIRS
 def test_encoding_what_was_decoded_gives_the_same_bits_for_any_content(rests: str, live: str) -> None:
     """Random bits, with infinities and NaNs of all payloads."""
-    it = coder(rests, Buffer("x", (5,), live))
-    for seed in range(6):
-        values = noise((1, 400, 5), getattr(torch, live), seed)
-        first, back = there_and_back(it, values)
-        second, again = there_and_back(it, back)
-        assert all(torch.equal(bits(first[name]), bits(second[name])) for name in first)
-        assert torch.equal(bits(back), bits(again))
-        assert torch.equal(values.isfinite().all(-1), back.isfinite().all(-1))
-
-
-def test_measure_tells_where_the_error_was() -> None:
-    it = coder("int8", Buffer("x", (2, 3), "float32"))
-    values = torch.zeros(2, 5, 2, 3)
-    values[1, 3, 1] = torch.tensor([1.0, 0.5 / 127, 0.0])
-    found = measure(it, {"x": values})
-    assert found.error == pytest.approx(0.5 / 127)
-    assert (found.where, found.repeats) == ("x[1, 3, 1]", True)
+    it = coder(rests, Buffer("x", (400, 5), live))
+    values = noise((1, 6, 400, 5), getattr(torch, live), 1)
+    first, back = there_and_back(it, values)
+    second, again = there_and_back(it, back)
+    assert all(torch.equal(bits(first[name]), bits(second[name])) for name in first)
+    assert torch.equal(bits(back), bits(again))
+    assert torch.equal(values.isfinite().all(-1), back.isfinite().all(-1))
 
 
 def test_measure_finds_a_codec_that_loses_what_is_small_in_range_of_the_live_dtype_only() -> None:

@@ -257,15 +257,15 @@ def test_tensors_without_content_and_no_tensors_are_nothing_to_do() -> None:
 @pytest.mark.parametrize(
     ("shape", "dtype"),
     [
-        ((4, 1024, 512), torch.float32),
-        ((1, 1 << 15, 32), torch.float32),
-        ((2, 8, 1 << 20), torch.float32),
-        ((4, 1 << 15), torch.uint8),
+        ((4, 256, 512), torch.float32),
+        ((1, 1 << 12, 32), torch.float32),
+        ((2, 8, 1 << 18), torch.float32),
+        ((4, 1 << 12), torch.uint8),
     ],
     ids=str,
 )
 def test_no_temporary_is_larger_than_a_slot_but_the_slots_numbers(shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    """Up to 32 MiB are moved, in slots of many sizes."""
+    """Up to 8 MiB are moved, in slots of many sizes."""
     tensors = [torch.zeros(shape, dtype=dtype) for _ in range(2)]
     half, slot = shape[1] // 2, tensors[0][:, 0].nbytes
     src, dst = list(range(half)), list(range(half, 2 * half))
