@@ -137,7 +137,8 @@ def test_a_cast_keeps_every_number_that_the_dtype_has(rests: str) -> None:
 @PAIRS
 def test_every_value_comes_back_within_the_bound_and_nearly_uses_it_up(rests: str, live: str) -> None:
     it = coder(rests, Buffer("x", (1000, 64), live))
-    assert (found := measure(it, {"x": wild(live, rests, (1, 8, 1000, 64), 1)})).error <= it.bound and found.repeats
+    found = measure(it, {"x": wild(live, rests, (1, 8, 1000, 64), 1)})
+    assert found.error <= it.bound and found.repeats, found
     worst = found.error
     # A row that is made to come off worst: values right between two that can be had.
     finest = torch.finfo(getattr(torch, "float64" if rests == "int8" else rests)).eps

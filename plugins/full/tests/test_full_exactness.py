@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import prefixloom
-from prefixloom import CapacityError, ComponentSpec, Profile
+from prefixloom import ComponentSpec, Profile
 from prefixloom.cache.cache import Cache
 from prefixloom.cache.sequence import Sequence
 from prefixloom.compose.registry import Registry
@@ -126,111 +126,6 @@ def test_with_the_same_row_partition_the_cache_changes_no_bit(page: int) -> None
         assert torch.equal(run.logits, MODEL.reference(tokens, chunk=page)[run.ready :])
     assert hits > 5
     assert cache.stats().components["full"].evicted > 0
-
-
-class Traffic:
-    """Random requests, a few at a time, through a pool that holds a part of them; every logit and page is checked."""
-
-    def __init__(self, page: int) -> None:
-        self.rng = random.Random(page)
-        self.cache = composed(page, capacity=144)
-        self.witness = Witness(self.cache)
-        self.live: list[Sequence] = []
-        self.known: dict[str, list[list[int]]] = {"": [[]], "lora-7": [[]]}
-        self.counts = dict.fromkeys(("hit", "split", "rewound", "refused", "computed", "duplicate"), 0)
-
-    def run(self, steps: int) -> None:
-        for _ in range(steps):
-            if len(self.live) < 4:
-                self.open()
-            action = self.rng.choice((self.compute, self.compute, self.compute, self.decode, self.publish, self.rewind))
-            action(self.rng.choice(self.live))
-            if self.rng.random() < 0.25 and self.live:
-                self.end(self.rng.choice(self.live))
-            if self.rng.random() < 0.05:
-                self.cache.evict(self.rng.randrange(1, 60))
-        while self.live:
-            self.end(self.live[0])
-
-    def open(self) -> None:
-        namespace, known = self.rng.choice(list(self.known.items()))
-        base = self.rng.choice(known[-4:])
-        kept = self.rng.choice((len(base), self.rng.randrange(len(base) + 1)))
-        tokens = base[:kept][:80] + prompt(self.rng, self.rng.randrange(1, 30))
-        if self.live and self.rng.random() < 0.4:
-            twin = self.rng.choice(self.live)
-            namespace, tokens = twin.namespace, twin.tokens.tolist()
-        nodes = self.cache.stats().nodes
-        sequence = self.cache.open(tokens, namespace=namespace, leave=1)
-        self.live.append(sequence)
-        self.counts["hit"] += sequence.ready > 0
-        self.counts["split"] += self.cache.stats().nodes > nodes
-        assert self.witness.restored(sequence) == 0, "a restored page is none that a live sequence had"
-
-    def compute(self, sequence: Sequence, upto: int | None = None) -> Tensor | None:
-        """A chunk of what is named, against the reference. A request that finds no room is given up."""
-        start = sequence.committed
-        if upto is None:
-            upto = min(sequence.named, start + self.rng.randrange(1, 40))
-        chunk = self.rng.choice((None, 1, 5, 16))
-        try:
-            logits = MODEL.compute(self.cache, sequence, chunk=chunk, upto=upto)
-        except CapacityError:
-            self.counts["refused"] += 1
-            self.live.remove(sequence)
-            sequence.abort()
-            return None
-        tokens = sequence.tokens.tolist()[:upto]
-        if tokens and upto > start:
-            assert distance(logits, MODEL.reference(tokens)[start:]) < TOLERANCE
-            self.counts["computed"] += upto - start
-        return logits
-
-    def decode(self, sequence: Sequence) -> None:
-        logits = self.compute(sequence, sequence.named)
-        for _ in range(self.rng.randrange(1, 6)):
-            if logits is None or sequence.named > 120:
-                return
-            best = logits[-1].argmax() if len(logits) else self.rng.randrange(VOCABULARY)
-            sequence.append([int(best)])
-            logits = self.compute(sequence, sequence.named)
-
-    def publish(self, sequence: Sequence) -> None:
-        self.witness.live(sequence)
-        before = sequence.pages("full")
-        sequence.publish()
-        assert self.witness.restored(sequence) == 0, "a page of somebody else's, taken in place of ours, is wrong"
-        self.counts["duplicate"] += sequence.pages("full") != before
-
-    def rewind(self, sequence: Sequence) -> None:
-        room = sequence.reserved - sequence.published
-        if room:
-            sequence.rewind(self.rng.randrange(1, room + 1))
-            sequence.append(prompt(self.rng, self.rng.randrange(0, 6)))
-            self.counts["rewound"] += 1
-
-    def end(self, sequence: Sequence) -> None:
-        self.witness.live(sequence)
-        self.known[sequence.namespace].append(sequence.tokens.tolist())
-        self.live.remove(sequence)
-        if self.rng.random() < 0.8:
-            sequence.close()
-        else:
-            sequence.abort()
-
-
-@PAGES
-def test_over_random_traffic_restored_equals_live_and_cached_equals_uncached(page: int) -> None:
-    traffic = Traffic(page)
-    traffic.run(800)
-    told = traffic.cache.stats()
-    assert traffic.witness.wrong == 0
-    assert traffic.witness.compared > 3200 // page
-    assert min(traffic.counts.values()) > 1, traffic.counts
-    full = told.components["full"]
-    assert full.evicted > 100 // page
-    assert (told.sequences, full.leased, full.running) == (0, 0, 0)
-    assert full.free + full.cached == full.capacity
 
 
 # ---------------------------------------------------------------- negative controls

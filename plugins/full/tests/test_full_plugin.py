@@ -63,13 +63,6 @@ def test_latents_are_held_once_for_all_heads_and_on_every_rank() -> None:
     assert buffers(FullComponent(layers=2, latent_dim=512)) == {"latent": (512,)}
 
 
-def test_sharing_layers_take_no_memory() -> None:
-    alone = FullComponent(layers=(0, 1), kv_heads=1, k_dim=8)
-    shared = FullComponent(layers=(0, 1), kv_heads=1, k_dim=8, shared={2: 0, 3: 1})
-    assert shared.manifest.slot_bytes == alone.manifest.slot_bytes
-    assert all(buffer.shared == {2: 0, 3: 1} for buffer in shared.manifest.buffers)
-
-
 def test_a_torch_dtype_is_accepted() -> None:
     torch = pytest.importorskip("torch")
     assert FullComponent(kv_heads=1, k_dim=8, dtype=torch.float64).manifest.buffers[0].dtype == "float64"
@@ -103,32 +96,9 @@ def test_it_overrides_no_hook(registry: Registry) -> None:
 # ---------------------------------------------------------------- model configs
 
 
-def test_a_llama_is_one_component(registry: Registry) -> None:
-    composition = composed(LLAMA, registry)
-    (part,) = composition.parts
-    assert (composition.name, part.name, part.unit) == ("llama", "full", "page")
-    assert isinstance(part.component, FullComponent)
-    assert buffers(part.component) == {"k": (2, 16), "v": (2, 16)}
-    assert part.manifest.buffers[0].layers == (0, 1, 2, 3)
-    assert part.manifest.buffers[0].dtype == "bfloat16"
-
-
-def test_latent_attention_is_read_from_its_rank(registry: Registry) -> None:
-    (part,) = composed(DEEPSEEK, registry).parts
-    assert buffers(part.component) == {"latent": (512,), "rope": (64,)}
-    assert part.manifest.slot_bytes == (512 + 64) * 2 * 2
-
-
 def test_a_value_width_of_its_own_is_read(registry: Registry) -> None:
     (part,) = composed({**LLAMA, "head_dim": 24, "v_head_dim": 8}, registry).parts
     assert buffers(part.component) == {"k": (2, 24), "v": (2, 8)}
-
-
-def test_shared_layers_become_aliases_of_their_owner(registry: Registry) -> None:
-    config = {**LLAMA, "layer_types": ["full_attention"] * 4, "num_kv_shared_layers": 2}
-    (part,) = composed(config, registry).parts
-    assert part.manifest.buffers[0].layers == (0, 1)
-    assert part.manifest.buffers[0].shared == {2: 1, 3: 1}
 
 
 def test_layers_of_other_kinds_are_left_to_other_components(registry: Registry) -> None:
@@ -160,14 +130,6 @@ def test_the_width_of_values_may_be_that_of_a_single_layer(registry: Registry) -
     assert parts == {"full": {"k": (2, 16), "v": (2, 4)}, "full_2x16_8": {"k": (2, 16), "v": (2, 8)}}
 
 
-def test_an_indexers_keys_are_a_sidecar_of_path_reach(registry: Registry) -> None:
-    latents, keys = composed({**DEEPSEEK, "index_topk": 64, "index_head_dim": 32}, registry).parts
-    assert (latents.name, buffers(latents.component)) == ("full", {"latent": (512,), "rope": (64,)})
-    assert (keys.name, keys.reach, buffers(keys.component)) == ("full_indexer", Path(), {"index": (32,)})
-    assert keys.manifest.placement == "replicated"
-    assert keys.manifest.buffers[0].layers == (0, 1)
-
-
 def test_an_indexer_is_named_so_wherever_its_layer_stands(registry: Registry) -> None:
     listed = ["indexer_keys", "full_attention", "full_attention", "indexer_keys"]
     parts = composed({**LLAMA, "layer_types": listed, "index_head_dim": 32}, registry).parts
@@ -193,18 +155,3 @@ def test_latents_with_two_sidecars_are_served_together(registry: Registry) -> No
     assert cache.peek(tokens) == 8
     cached = {name: figures.cached for name, figures in cache.stats().components.items()}
     assert cached == {"full": 2, "full_indexer": 2, "draft": 2}, "without the draft's the others' serve no boundary"
-
-
-def test_a_toml_profile_composes_it(registry: Registry, tmp_path: Any) -> None:
-    path = tmp_path / "two.toml"
-    path.write_text(
-        "page_size = 8\n"
-        '[[components]]\nkind = "full"\noptions = {layers = 2, kv_heads = 1, k_dim = 4, dtype = "float64"}\n'
-        '[[components]]\nkind = "full"\nname = "draft"\noptions = {kv_heads = 1, k_dim = 4, page_size = 4}\n'
-    )
-    composition = composed(path, registry)
-    assert [(part.name, part.page_tokens, part.capacity) for part in composition.parts] == [
-        ("full", 8, 8),
-        ("draft", 4, 16),
-    ]
-    assert composition.name == "two"

@@ -77,11 +77,6 @@ def test_the_dtype_of_the_recurrent_state_can_be_chosen() -> None:
     assert [buffer.dtype for buffer in mamba.manifest.buffers] == ["float16", "bfloat16"]
 
 
-def test_one_of_the_two_states_is_enough() -> None:
-    assert [b.name for b in MambaComponent(conv=(6, 4)).manifest.buffers] == ["conv"]
-    assert [b.name for b in MambaComponent(recurrent=(2,)).manifest.buffers] == ["recurrent"]
-
-
 @pytest.mark.parametrize(
     ("options", "told"),
     [
@@ -158,57 +153,6 @@ def test_the_plugin_offers_the_recurrent_kinds_of_transformers() -> None:
 # ---------------------------------------------------------------- in a cache
 
 
-def test_a_prompt_resumes_where_a_state_was_published_and_nowhere_else() -> None:
-    cache = cache_of(whole(), MambaComponent(**SMALL))
-    prompt = list(range(32))
-    assert serve(cache, prompt, 16) == 0
-    assert [cache.peek([*prompt[:at], 99]) for at in (12, 16, 20, 28, 32)] == [0, 16, 16, 16, 32]
-    assert cached(cache) == 2
-
-
-def test_a_match_copies_the_state_and_leaves_the_trees_own_alone() -> None:
-    mamba = MambaComponent(layers=2, **SMALL)
-    cache = cache_of(mamba)
-    pool = cache.pool("mamba")
-    with cache.open(range(8)) as sequence:
-        sequence.grow(8)
-        with cache.step([sequence]) as step:
-            step.run_ops()
-            (slot,) = sequence.pages("mamba")
-            pool.buffers["conv"][:, slot] = 1.5
-            pool.buffers["recurrent"][:, slot] = 2.5
-    with cache.open([*range(8), 99]) as sequence:
-        sequence.grow(1)
-        with cache.step([sequence]) as step:
-            step.run_ops()
-            (mine,) = sequence.pages("mamba")
-            assert mine != slot
-            assert float(pool.buffers["conv"][1, mine].min()) == 1.5
-            assert float(pool.buffers["recurrent"][0, mine].max()) == 2.5
-            pool.buffers["recurrent"][:, mine] = 9.0
-        assert float(pool.buffers["recurrent"][:, slot].max()) == 2.5
-        sequence.abort()
-
-
-def test_boundaries_lie_on_the_grid() -> None:
-    cache = cache_of(whole(), MambaComponent(grid=8, **SMALL))
-    assert cache.composition.page == 8
-    assert serve(cache, list(range(30))) == 0
-    assert cache.peek(list(range(40))) == 0, "the state stands for 30, which is on no boundary"
-    serve(cache, list(range(40)), 24)
-    assert cache.peek(list(range(41))) == 40
-
-
-def test_an_end_off_the_boundaries_is_reached_through_a_checkpoint_on_the_way() -> None:
-    cache = cache_of(whole(), MambaComponent(checkpoint_every=8, **SMALL))
-    with cache.open(range(30)) as sequence:
-        for _ in range(15):
-            sequence.grow(2)
-            with cache.step([sequence]) as step:
-                step.run_ops()
-    assert cache.peek(list(range(40))) == 24
-
-
 def test_only_ends_are_admitted_where_it_is_asked_for() -> None:
     cache = cache_of(whole(), MambaComponent(admit="branch-and-last", **SMALL))
     with cache.open(range(32)) as sequence:
@@ -223,23 +167,6 @@ def test_only_ends_are_admitted_where_it_is_asked_for() -> None:
     assert cache.peek([*range(32), 99]) == 32
 
 
-def test_a_branch_is_an_end_too() -> None:
-    cache = cache_of(whole(), MambaComponent(admit="branch-and-last", **SMALL))
-    first = list(range(32))
-    serve(cache, first)
-    second = [*range(16), *range(100, 116)]
-    with cache.open(second) as sequence:
-        assert (sequence.ready, sequence.branch) == (0, 16), "the path goes deeper than any state"
-        for _ in range(4):
-            sequence.grow(8)
-            with cache.step([sequence]) as step:
-                step.run_ops()
-            if sequence.committed < 32:
-                sequence.publish()
-    assert [cache.peek([*second[:at], 99]) for at in (8, 16, 24, 32)] == [0, 16, 16, 32]
-    assert cache.peek([*range(16), 98]) == 16, "a third continuation resumes at the branch"
-
-
 def test_admission_may_be_a_function_of_the_publication() -> None:
     seen: list[StateView] = []
 
@@ -251,24 +178,3 @@ def test_admission_may_be_a_function_of_the_publication() -> None:
     serve(cache, list(range(32)), 8, 16, 24)
     assert [state.boundary for state in seen] == [8, 16, 24, 32]
     assert cached(cache) == 2
-
-
-def test_states_of_single_steps_are_taken_back() -> None:
-    cache = cache_of(whole(), MambaComponent(**SMALL), max_rewind=3)
-    with cache.open(range(8)) as sequence:
-        sequence.grow(8)
-        with cache.step([sequence]) as step:
-            step.run_ops()
-        assert len(sequence.rewind_slots("mamba")) == 4
-        sequence.append([8, 9, 10])
-        sequence.grow(3)
-        with cache.step([sequence]) as step:
-            step.run_ops()
-        sequence.rewind(2)
-        assert sequence.committed == 9
-
-
-def test_two_kinds_of_state_are_resumed_where_both_are() -> None:
-    cache = cache_of(MambaComponent("a", **SMALL), MambaComponent("b", conv=(2, 2), admit=lambda w: w.boundary == 16))
-    serve(cache, list(range(24)), 8, 16)
-    assert cache.peek([*range(24), 99]) == 16

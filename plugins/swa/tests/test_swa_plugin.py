@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import prefixloom
-from prefixloom import Cache, Chunk, Component, CompositionError, Manifest, Path, Window
+from prefixloom import Cache, Component, CompositionError, Window
 from prefixloom.compose.registry import Registry
 from prefixloom_swa import SwaComponent
 
@@ -56,12 +56,6 @@ def test_keys_and_values_are_one_buffer_each_over_all_layers() -> None:
     assert swa.manifest.slot_bytes == (2 * 16 + 2 * 8) * 2 * 3
 
 
-def test_a_chunk_needs_what_lies_in_it() -> None:
-    swa = SwaComponent(chunk=8, **SMALL)
-    assert swa.reach == Chunk(8)
-    assert (swa.reach.needs(16), swa.reach.needs(19)) == ((), ((16, 19),))
-
-
 @pytest.mark.parametrize(
     ("options", "told"),
     [
@@ -95,16 +89,6 @@ def test_the_plugin_offers_what_transformers_calls_sliding_and_chunked() -> None
 
 
 # ---------------------------------------------------------------- in a cache
-
-
-@pytest.mark.parametrize("page", [1, 4, 16])
-@pytest.mark.parametrize("window", [1, 2, 5, 16, 17, 500])
-def test_a_prompt_hits_whatever_the_window_is_to_the_page(window: int, page: int) -> None:
-    cache = cache_of(SwaComponent(window=window, **SMALL), page=page)
-    prompt = list(range(40))
-    assert serve(cache, prompt) == 0
-    assert serve(cache, [*prompt, 99]) == 40 // page * page
-    assert serve(cache, [*prompt[:24], 98, 97]) == 24 // page * page
 
 
 def test_a_sequence_of_any_length_runs_in_a_pool_of_a_few_windows() -> None:
@@ -145,26 +129,3 @@ def test_a_window_longer_than_a_publication_keeps_all_of_it() -> None:
     serve(cache, list(range(48)), 16, 32)
     assert cached(cache) == 12
     assert cache.peek([*range(48), 99]) == 48
-
-
-def test_a_chunk_is_resumed_within_and_costs_nothing_at_its_multiples() -> None:
-    swa = SwaComponent("swa", chunk=16, **SMALL)
-    cache = cache_of(swa, Component("whole", Manifest(swa.manifest.buffers), Path()))
-    serve(cache, list(range(44)))
-    assert cache.peek([*range(44), 99]) == 44
-    cache.evict({"swa": 11})
-    assert cache.peek([*range(44), 99]) == 32, "a multiple of the chunk needs nothing"
-
-
-def test_two_windows_beside_a_path_are_resumed_where_all_three_can() -> None:
-    near, far = SwaComponent("near", window=5, **SMALL), SwaComponent("far", window=14, **SMALL)
-    whole = Component("whole", Manifest(near.manifest.buffers), Path())
-    cache = cache_of(whole, near, far)
-    serve(cache, list(range(32)), 8, 16, 24)
-    assert cache.peek([*range(32), 99]) == 32
-    cache.evict({"far": 2})
-    assert cache.peek([*range(32), 99]) in (8, 16, 24, 32)
-    cache.evict({"far": 8})
-    assert cache.peek([*range(32), 99]) == 0
-    assert serve(cache, [*range(32), 99]) == 0, "the tombstones are refilled"
-    assert cache.peek([*range(32), 99]) == 32
