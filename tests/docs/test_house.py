@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import collections
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -147,10 +148,16 @@ def modules() -> dict[str, Path]:
 MODULES = modules()
 
 
+@functools.cache
+def nodes_of(source: str) -> tuple[ast.AST, ...]:
+    """Return all nodes of a module's syntax tree, which is parsed once for all rules."""
+    return tuple(ast.walk(ast.parse(source)))
+
+
 def imports(source: str, module: str, is_package: bool) -> Iterator[str]:
     """The modules of ours that ``module`` imports, wherever the import stands."""
     parts = module.split(".") if is_package else module.split(".")[:-1]
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes_of(source):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in MODULES)
         elif isinstance(node, ast.ImportFrom):
@@ -183,7 +190,7 @@ def upward(source: str, module: str, is_package: bool = False) -> list[str]:
 
 def private_reads(source: str) -> set[str]:
     """Private attributes that are read of something else than ``self`` and that the module does not define itself."""
-    nodes = list(ast.walk(ast.parse(source)))
+    nodes = nodes_of(source)
     reads = [node for node in nodes if isinstance(node, ast.Attribute) and node.attr.startswith("_")]
     own = [node for node in reads if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")]
     defined = {node.attr for node in own}
@@ -206,10 +213,9 @@ def circles(edges: dict[str, set[str]]) -> list[str]:
     return sorted(left)
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_a_module_imports_only_rooms_below_its_own(module: str) -> None:
-    path = MODULES[module]
-    assert upward(path.read_text(), module, path.name == "__init__.py") == []
+def test_modules_import_only_rooms_below_their_own() -> None:
+    found = [upward(path.read_text(), module, path.name == "__init__.py") for module, path in MODULES.items()]
+    assert [each for every in found for each in every] == []
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
@@ -245,22 +251,21 @@ OTHERS_PRIVATE = {
 """What belongs to others and has no public name."""
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_a_module_reads_no_private_attribute_of_another(module: str) -> None:
-    assert private_reads(MODULES[module].read_text()) == OTHERS_PRIVATE.get(module, set())
+def test_modules_read_no_private_attribute_of_another() -> None:
+    found = {module: private_reads(path.read_text()) for module, path in MODULES.items()}
+    assert {module: reads for module, reads in found.items() if reads} == OTHERS_PRIVATE
 
 
 WIDTH_OF_TOKENS = re.compile(r"\b(TOKEN_BYTES|has_negative)\b|tokens import .*\bCODE\b|len\(\w*tokens\) // \d")
 """What knows how many bytes a token has. tests/keys/test_wide_tokens.py sees who knows it without these names."""
 
 
-@pytest.mark.parametrize("package", PACKAGES)
-def test_only_the_room_keys_knows_how_many_bytes_a_token_has(package: str) -> None:
+def test_only_the_room_keys_knows_how_many_bytes_a_token_has() -> None:
     """Whoever wants some of a prompt's tokens asks ``Tokens.part``, and how many they are ``Tokens.count``."""
     found = [
         f"{module}: {line.strip()}"
         for module, path in MODULES.items()
-        if module.startswith(package) and not module.startswith("prefixloom.keys")
+        if not module.startswith("prefixloom.keys")
         for line in path.read_text().splitlines()
         if WIDTH_OF_TOKENS.search(line)
     ]
@@ -280,16 +285,17 @@ NOT_OF_NODES = {
 
 def reads_of_nodes(source: str) -> set[str]:
     """What of nodes is read in ``source``, or written."""
-    nodes = ast.walk(ast.parse(source))
-    return {node.attr for node in nodes if isinstance(node, ast.Attribute) and node.attr in OF_NODES}
+    return {node.attr for node in nodes_of(source) if isinstance(node, ast.Attribute) and node.attr in OF_NODES}
 
 
-@pytest.mark.parametrize("module", [each for each in MODULES if each.split(".")[0] == "prefixloom"])
-def test_only_the_tree_knows_what_a_node_is_made_of(module: str) -> None:
+def test_only_the_tree_knows_what_a_node_is_made_of() -> None:
     """Others call the verbs of the table "The seam of the tree" in docs/design.md."""
-    room = room_of(module, "prefixloom")
-    found = set() if room in ("tree", "testing", "lab") else reads_of_nodes(MODULES[module].read_text())
-    assert found == NOT_OF_NODES.get(module, set())
+    found = {
+        module: reads_of_nodes(path.read_text())
+        for module, path in MODULES.items()
+        if module.split(".")[0] == "prefixloom" and room_of(module, "prefixloom") not in ("tree", "testing", "lab")
+    }
+    assert {module: reads for module, reads in found.items() if reads} == NOT_OF_NODES
 
 
 def test_the_rule_sees_who_walks_or_changes_a_node() -> None:
@@ -301,7 +307,7 @@ def test_the_rule_sees_who_walks_or_changes_a_node() -> None:
 def test_a_class_name_means_one_class() -> None:
     found = collections.defaultdict(list)
     for module, path in MODULES.items():
-        for node in ast.parse(path.read_text()).body:
+        for node in getattr(nodes_of(path.read_text())[0], "body", ()):
             if isinstance(node, ast.ClassDef):
                 found[node.name].append(module)
     assert {name: where for name, where in found.items() if len(where) > 1} == {}

@@ -49,9 +49,9 @@ def test_every_command_line_that_it_mentions_exists() -> None:
     assert mentioned
 
 
-@pytest.mark.parametrize("target", sorted(set(re.findall(r"\]\(([^)#]+)\)", README))))
-def test_its_links_lead_somewhere(target: str) -> None:
-    assert target.startswith("https://") or (ROOT / target).is_file()
+def test_its_links_lead_somewhere() -> None:
+    targets = re.findall(r"\]\(([^)#]+)\)", README)
+    assert [each for each in targets if not each.startswith("https://") and not (ROOT / each).is_file()] == []
 
 
 @pytest.mark.outside("bash")
