@@ -24,7 +24,7 @@ def kept(cache: Cache, component: str) -> Mapping[str, int]:
 
 
 @pytest.mark.parametrize("policy", ["lru", "priority", "slru"])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_eviction_takes_from_the_owner_that_keeps_most_for_its_share(seed: int, policy: str) -> None:
     """And only of what no lease covers. By less than one cell, an owner may have to give more than that."""
     draw = random.Random(seed)
@@ -57,7 +57,7 @@ def test_a_greedy_owner_does_not_take_what_another_keeps_within_its_share(reache
     cache = cache_of(*parts, *tier, tokens=512, slots=16, policy="priority", shares={})
     honest = [1] * 160
     serve(cache, honest, chunk=32, namespace="honest")
-    for number in range(60):
+    for number in range(25):
         serve(cache, [number, *range(100)], chunk=32, namespace=f"greedy/{number % 3}", priority=PINNED)
         cache.poll()
     assert cache.peek(honest, namespace="honest") == 160
