@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import pickle
 from typing import Any
 
 import pytest
 
-from prefixloom import InputError, Path, encode
-from tests.support.helpers import cache_of, finish, part, path_cache, serve, settle
+from prefixloom import InputError, Path
+from tests.support.helpers import cache_of, finish, part, path_cache, settle
 
 PROMPT = [1, 2, 3, 4, 5]
 IMAGE = [9] * 7
@@ -33,16 +32,6 @@ def test_what_is_appended_with_an_extra_key_is_published_under_it(lookahead: int
     settle(cache)
 
 
-def test_it_hits_what_was_opened_with_the_same_key() -> None:
-    cache = path_cache()
-    serve(cache, WHOLE, extra=CAT)
-    with cache.open(PROMPT) as sequence:
-        finish(sequence)
-        sequence.append([*IMAGE, 6], extra=[(0, 7, "cat")])
-        finish(sequence)
-    assert cache.stats().components["path"].cached == 3, "the same key, so nothing was added beside it"
-
-
 @pytest.mark.parametrize("span", [(0, 8, "k"), (-1, 2, "k"), (3, 3, "k"), (4, 2, "k")])
 def test_a_span_outside_of_what_is_appended_is_refused_and_nothing_is_named(span: tuple[int, int, str]) -> None:
     with path_cache().open(PROMPT) as sequence:
@@ -57,19 +46,6 @@ def test_extra_keys_of_the_wrong_form_are_refused(extra: Any) -> None:
         with pytest.raises(InputError, match="extra"):
             sequence.append(IMAGE, extra=extra)
         assert sequence.named == 5
-
-
-def test_a_rewind_takes_them_back() -> None:
-    cache = path_cache()
-    with cache.open(PROMPT) as sequence:
-        sequence.append(IMAGE, extra=[(0, 7, "cat")])
-        sequence.grow(12)
-        sequence.rewind(5)
-        assert sequence.tokens.extra == ((5, 7, "cat"),)
-        sequence.append([9])
-        finish(sequence)
-    assert cache.peek([*PROMPT, 9, 9, 9], extra=[(5, 7, "cat")]) == 8
-    assert cache.peek([*PROMPT, 9, 9, 9], extra=[(5, 8, "cat")]) == 4
 
 
 def test_a_sequences_tokens_are_the_next_turns_prompt_with_their_keys() -> None:
@@ -91,17 +67,6 @@ def test_a_sequences_tokens_are_the_next_turns_prompt_with_their_keys() -> None:
         assert sequence.tokens.extra == tokens.extra
         finish(sequence)
     assert cache.stats().components["path"].cached == 5, "what it published was there"
-
-
-def test_parts_and_extensions_of_tokens_keep_their_keys() -> None:
-    with path_cache().open(WHOLE, extra=CAT) as sequence:
-        tokens = sequence.tokens
-    assert tokens.part(7, 10).extra == ((0, 3, "cat"),)
-    assert tokens.part(-3).extra == ((0, 2, "cat"),)
-    assert tokens.part(0, 5).extra == tokens.part(12).extra == tokens.part(5, 5).extra == ()
-    assert encode(PROMPT).extended(tokens).extra == ((10, 17, "cat"),)
-    assert encode(tokens).extra == tokens.extra
-    assert pickle.loads(pickle.dumps(tokens)).extra == tokens.extra
 
 
 def test_numbers_that_nothing_uses_are_forgotten_when_tokens_are_appended() -> None:

@@ -26,8 +26,7 @@ from prefixloom import (
     hookimpl,
 )
 from prefixloom.keys.tokens import TOKEN_LIMIT
-from tests.support.helpers import cache_of, finish, held, part, path_cache, run, serve, settle
-from tests.support.names import stable
+from tests.support.helpers import cache_of, held, part, path_cache, run, serve, settle
 
 TOKENS = list(range(40))
 
@@ -37,38 +36,6 @@ def mixed(**options: Any) -> Any:
 
 
 # ---------------------------------------------------------------- short prompts
-
-
-@pytest.mark.parametrize("empty", [[], (), b"", range(0), np.array([], int), iter([])], ids=stable)
-def test_an_empty_prompt_is_a_sequence_that_is_named_later(empty: Any) -> None:
-    cache = mixed()
-    assert cache.peek([]) == 0
-    with cache.open(empty) as sequence:
-        assert (sequence.ready, sequence.named, sequence.publishable) == (0, 0, 0)
-        assert sequence.publish() == 0
-        run(sequence, 0)
-        sequence.append(range(8))
-        finish(sequence)
-    assert held(cache, range(8)) == 8
-    settle(cache)
-
-
-@pytest.mark.parametrize("length", [1, 2, 3])
-@pytest.mark.parametrize("lookahead", [0, 1, 3])
-def test_a_prompt_shorter_than_a_page_publishes_nothing_and_leaves_nothing(length: int, lookahead: int) -> None:
-    cache = cache_of(part("path", Path(), lookahead=lookahead), part("state", Point()))
-    for _ in range(2):
-        assert serve(cache, TOKENS[:length]) == 0
-    assert cache.stats().nodes == 0
-    assert cache.stats().components["path"].free == 64
-    settle(cache)
-
-
-def test_one_token_is_a_page_where_pages_are_of_one() -> None:
-    cache = path_cache(page=1)
-    serve(cache, [5])
-    assert (cache.peek([5]), cache.peek([5], leave=1), cache.peek([6])) == (1, 0, 0)
-    settle(cache)
 
 
 # ---------------------------------------------------------------- arguments
@@ -167,27 +134,6 @@ def test_names_of_components_are_checked() -> None:
 
 
 # ---------------------------------------------------------------- stale plans
-
-
-def test_a_stale_plan_is_planned_again_and_tells_no_candidates() -> None:
-    cache = mixed()
-    serve(cache, TOKENS, chunk=20)
-    plan = cache.match(TOKENS)
-    assert plan.candidates() == ((0, 0), (20, 20), (40, 40))
-    cache.evict({"state": 1})
-    for tell in (plan.candidates, lambda: plan.pages("path")):
-        with pytest.raises(ProtocolError, match="this plan is stale"):
-            tell()
-    with cache.open(plan) as sequence:
-        assert sequence.ready == cache.peek(TOKENS)
-    settle(cache)
-
-
-def test_the_plan_of_another_cache_is_refused() -> None:
-    first, second = path_cache(), path_cache()
-    with pytest.raises(ProtocolError, match="was not made by this cache"):
-        second.open(first.match(TOKENS))
-    settle(second)
 
 
 # ---------------------------------------------------------------- another thread

@@ -12,7 +12,7 @@ from prefixloom import CapacityError, CompositionError, Path, Point, ProtocolErr
 from prefixloom.cache.cache import Cache
 from prefixloom.testing.toy import composition
 from tests.support import helpers
-from tests.support.helpers import cache_of, held, part, run, serve, settle, unprotected
+from tests.support.helpers import cache_of, held, part, run, serve, settle
 from tests.support.traffic import REGISTRY
 
 TOKENS = list(range(40))
@@ -74,97 +74,6 @@ def test_a_checkpoint_off_the_grid_is_refused_and_changes_nothing(upto: int) -> 
             sequence.publish(upto)
         assert (cache.stats(), locks(cache), sequence.pages("window")) == (before, counts, had)
         assert sequence.publish() == 16
-    settle(cache)
-
-
-def test_checkpoints_on_the_way_are_kept_on_the_grid_only() -> None:
-    """Every 12 tokens, where states are exact at multiples of 8: at 16 and 32."""
-    cache = fsm(16, grid=8, checkpoint_every=12)
-    with cache.open(TOKENS[:38]) as sequence:
-        for _ in range(19):
-            run(sequence, 2)
-    assert cache.peek([*TOKENS[:38], 1]) == 32
-    settle(cache)
-
-
-def without_a_state(cache: Cache, sequence: Any, before: Mapping[Any, int]) -> None:
-    """Pages are published, and no state: the boundary cannot be resumed at, and a match says what is missing."""
-    assert cache.stats().components["state"].cached == 0
-    plan = cache.match(TOKENS)
-    assert (plan.ready, plan.walked, plan.limited_by) == (0, sequence.published, "state")
-    assert {what: locks(cache)[what] for what in before} == before
-    assert unprotected(cache) == []
-
-
-def another(cache: Cache) -> tuple[Any, dict[Any, int]]:
-    """Somebody else, who holds pages of every kind; all that is locked for him."""
-    serve(cache, [500 + i for i in range(24)])
-    other = cache.open([*[500 + i for i in range(24)], 1])
-    run(other, 1)
-    cache.evict({"state": 8})
-    return other, dict(locks(cache))
-
-
-def test_a_publication_off_the_states_boundary_has_no_state() -> None:
-    cache = fsm()
-    other, before = another(cache)
-    sequence = cache.open(TOKENS)
-    run(sequence, 18)
-    assert sequence.publish() == 16
-    without_a_state(cache, sequence, before)
-    run(sequence, 2)
-    assert sequence.publish() == 20
-    assert cache.peek(TOKENS) == 20, "the state itself was not lost"
-    for one in (sequence, other):
-        one.abort()
-    settle(cache)
-
-
-def test_a_publication_after_a_failed_step_has_no_state() -> None:
-    cache = fsm()
-    other, before = another(cache)
-    sequence = cache.open(TOKENS)
-    run(sequence, 16)
-    sequence.grow(4)
-    with pytest.raises(ZeroDivisionError), cache.step([sequence]) as step:
-        step.run_ops()
-        raise ZeroDivisionError
-    assert sequence.publish() == 16
-    without_a_state(cache, sequence, before)
-    for one in (sequence, other):
-        one.close()
-    settle(cache)
-
-
-def test_a_publication_while_a_step_writes_the_state_has_no_state() -> None:
-    cache = fsm()
-    other, before = another(cache)
-    sequence = cache.open(TOKENS)
-    run(sequence, 16)
-    sequence.grow(4)
-    with cache.step([sequence]) as step:
-        step.run_ops()
-        assert sequence.publish() == 16
-        without_a_state(cache, sequence, before)
-    assert sequence.publish() == 20
-    assert cache.peek(TOKENS) == 20
-    for one in (sequence, other):
-        one.abort()
-    settle(cache)
-
-
-def test_a_rewound_state_that_was_not_copied_yet_is_not_published() -> None:
-    cache = fsm(24, max_rewind=3)
-    other, before = another(cache)
-    sequence = cache.open(TOKENS)
-    run(sequence, 16)
-    run(sequence, 3)
-    sequence.rewind(3 - 1)
-    sequence.append([1, 2, 3])
-    assert sequence.publish() == 16
-    without_a_state(cache, sequence, before)
-    for one in (sequence, other):
-        one.close()
     settle(cache)
 
 
@@ -284,16 +193,4 @@ def test_dry_while_a_checkpoint_is_kept_beside_it_is_left_out_and_counted() -> N
     assert cache.peek(TOKENS) == 24
     for filler in fillers:
         filler.abort()
-    settle(cache)
-
-
-def test_dry_at_the_end_a_sequence_donates_what_it_has() -> None:
-    """Its last publication needs no slot to go on with."""
-    cache = fsm(2)
-    other = cache.open([5] * 4)
-    with cache.open(TOKENS) as sequence:
-        run(sequence, 40)
-    assert cache.peek([*TOKENS, 1]) == 40
-    assert cache.stats().skipped_checkpoints == 0
-    other.abort()
     settle(cache)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from itertools import permutations
 from typing import Any
 
 import pytest
 
-from prefixloom import CapacityError, InputError, Path, Point, ProtocolError, Window
-from tests.support.helpers import cache_of, edges, every_reach, finish, held, part, path_cache, run, serve, settle
+from prefixloom import CapacityError, InputError, Path, ProtocolError, Window
+from tests.support.helpers import cache_of, finish, held, part, path_cache, run, serve, settle
 
 TOKENS = list(range(40))
-each = pytest.mark.parametrize("name", every_reach())
 
 
 def test_a_life_from_open_to_close() -> None:
@@ -54,22 +52,7 @@ def test_leave_leaves_so_many_tokens_to_compute(leave: int) -> None:
     assert cache.peek(TOKENS, leave=leave) == sequence.ready
 
 
-def test_namespaces_share_nothing() -> None:
-    cache = path_cache()
-    serve(cache, TOKENS, namespace="one")
-    assert [held(cache, TOKENS, namespace=name) for name in ("one", "two", "")] == [40, 0, 0]
-
-
 # ---------------------------------------------------------------- growing
-
-
-def test_growing_reserves_pages_and_never_more_than_needed() -> None:
-    cache = path_cache()
-    with cache.open(TOKENS) as sequence:
-        for count, pages in [(1, 1), (2, 1), (1, 1), (1, 2), (7, 3), (0, 3)]:
-            sequence.grow(count)
-            assert sequence.owned("path") == pages
-        sequence.rewind(12)
 
 
 def test_growing_is_all_or_nothing_and_says_who_holds_what() -> None:
@@ -95,30 +78,6 @@ def test_growing_is_all_or_nothing_and_says_who_holds_what() -> None:
     settle(cache)
 
 
-def test_growing_evicts_what_nobody_covers() -> None:
-    cache = path_cache(tokens=40)
-    serve(cache, TOKENS)
-    with cache.open([7] * 20) as sequence:
-        sequence.grow(20)
-        assert cache.stats().components["path"].evicted == 10
-        sequence.rewind(20)
-    settle(cache)
-
-
-def test_a_refused_growth_evicts_nothing() -> None:
-    cache = path_cache(tokens=40)
-    serve(cache, TOKENS[:20])
-    runner = cache.open([7] * 20)
-    runner.grow(12)
-    others = cache.pool("path").mint(2)
-    with pytest.raises(CapacityError):
-        runner.grow(24)
-    assert held(cache, TOKENS[:20]) == 20
-    others.free()
-    runner.close()
-    settle(cache)
-
-
 def test_what_a_running_sequence_published_is_not_evicted_for_another() -> None:
     cache = path_cache(tokens=40)
     first = cache.open(TOKENS[:32])
@@ -133,29 +92,6 @@ def test_what_a_running_sequence_published_is_not_evicted_for_another() -> None:
 # ---------------------------------------------------------------- publishing
 
 
-@each
-def test_publication_may_stop_at_any_page_and_go_on(name: str) -> None:
-    cache = cache_of(part("keys", Path()), part(name, every_reach()[name]), slots=20)
-    with cache.open(TOKENS) as sequence:
-        for upto in range(4, 41, 4):
-            run(sequence, 4)
-            assert sequence.publish(upto) == upto
-            assert cache.peek(TOKENS[:upto]) == upto
-        assert sequence.publish() == 40
-    assert edges(cache) == [(n, n + 4) for n in range(0, 40, 4)]
-    settle(cache)
-
-
-def test_an_older_boundary_may_be_published_first() -> None:
-    cache = cache_of(part("path", Path()), part("window", Window(10)))
-    with cache.open(TOKENS) as sequence:
-        finish(sequence)
-        for upto in (4, 16, 16, 40):
-            assert sequence.publish(upto) == upto
-            settle(cache)
-    assert cache.peek(TOKENS) == 40
-
-
 def test_a_published_chunk_costs_the_chunk() -> None:
     from tests.contract.test_policy_cost import lines_run
 
@@ -166,66 +102,6 @@ def test_a_published_chunk_costs_the_chunk() -> None:
             run(sequence, 16)
             costs.append(lines_run(sequence.publish))
     assert max(costs[2:]) - min(costs[2:]) <= 2
-
-
-@each
-def test_duplicates_are_freed_and_the_trees_pages_are_read(name: str) -> None:
-    cache = cache_of(part("keys", Path()), part(name, every_reach()[name]))
-    first, second = cache.open(TOKENS), cache.open(TOKENS)
-    finish(first)
-    finish(second)
-    for sequence in (first, second):
-        assert sequence.publish() == 40
-        settle(cache)
-    assert first.pages("keys") == second.pages("keys")
-    assert cache.stats().components["keys"].cached == 10
-    for sequence in (second, first):
-        sequence.close()
-    assert cache.peek(TOKENS) == 40
-    settle(cache)
-
-
-@each
-@pytest.mark.parametrize("order", list(permutations(range(3))))
-def test_three_sequences_publish_overlapping_prefixes_in_any_order(name: str, order: tuple[int, ...]) -> None:
-    cache = cache_of(part("keys", Path()), part(name, every_reach()[name]), slots=16)
-    prompts = [TOKENS[:36], [*TOKENS[:20], *[70] * 16], [*TOKENS[:28], *[80] * 8]]
-    sequences = [cache.open(prompt) for prompt in prompts]
-    for sequence in sequences:
-        run(sequence, 16)
-    for index in order:
-        sequences[index].publish()
-        settle(cache)
-    for sequence in sequences:
-        finish(sequence)
-    for index in reversed(order):
-        sequences[index].close()
-        settle(cache)
-    for prompt in prompts:
-        assert cache.peek(prompt) == 36
-
-
-@each
-def test_what_was_evicted_is_filled_again_by_the_next_who_computes_it(name: str) -> None:
-    cache = cache_of(part("keys", Path()), part(name, every_reach()[name]), slots=16)
-    serve(cache, TOKENS, chunk=20)
-    cache.evict({name: 64})
-    serve(cache, TOKENS, chunk=20)
-    assert cache.peek(TOKENS) == 40
-    settle(cache)
-
-
-def test_tombstones_are_filled_page_by_page() -> None:
-    cache = cache_of(part("path", Path()), part("window", Window(10)))
-    serve(cache, TOKENS)
-    serve(cache, [*TOKENS[:20], *[5] * 8])
-    cache.evict({"window": 64})
-    assert cache.peek(TOKENS) == 0
-    with cache.open(TOKENS) as sequence:
-        finish(sequence)
-        sequence.publish(20)
-    assert cache.peek(TOKENS) == 40
-    settle(cache)
 
 
 def test_publishing_is_refused_past_what_is_named_and_committed() -> None:
@@ -273,31 +149,6 @@ def test_commit_stays_between_what_was_computed_and_what_is_reserved() -> None:
 # ---------------------------------------------------------------- rewinding
 
 
-def test_rewinding_gives_pages_back_and_forgets_names() -> None:
-    cache = path_cache()
-    with cache.open(TOKENS[:10]) as sequence:
-        finish(sequence)
-        sequence.append([50, 51, 52])
-        sequence.grow(3)
-        sequence.rewind(2)
-        assert (sequence.named, sequence.reserved, sequence.committed) == (11, 11, 10)
-        assert sequence.tokens.tolist() == [*TOKENS[:10], 50]
-        sequence.append([60])
-        run(sequence, 1)
-        assert sequence.owned("path") == 3
-    assert held(cache, [*TOKENS[:10], 50, 60]) == 12
-    assert held(cache, [*TOKENS[:10], 50, 51]) == 8
-    settle(cache)
-
-
-def test_rewinding_nothing_changes_nothing() -> None:
-    cache = path_cache()
-    with cache.open(TOKENS) as sequence:
-        run(sequence, 16)  # a chunk of the prompt: its names reach further than its slots
-        sequence.rewind(0)
-        assert (sequence.named, sequence.reserved, sequence.committed) == (40, 16, 16)
-
-
 def test_rewinding_stops_at_what_is_published() -> None:
     cache = path_cache()
     with cache.open(TOKENS) as sequence:
@@ -316,31 +167,3 @@ def test_a_count_that_is_no_whole_number_from_zero_up_is_refused(wrong: Any) -> 
         for method in (sequence.grow, sequence.rewind):
             with pytest.raises(InputError, match="takes a number of tokens from 0 up"):
                 method(wrong)
-
-
-@pytest.mark.parametrize("steps", [(4,), (1, 3), (2, 2), (5,), (1, 1, 1, 1, 1), (4, 4), (3, 2)])
-def test_no_rewind_goes_deeper_than_what_was_retained_for_it(steps: tuple[int, ...]) -> None:
-    cache = cache_of(part("path", Path()), part("window", Window(9)), max_rewind=4)
-    with cache.open(TOKENS) as sequence:
-        finish(sequence)
-        for i, count in enumerate(steps):
-            if sum(steps[: i + 1]) > 4:
-                with pytest.raises(ProtocolError, match="'window' allows 4"):
-                    sequence.rewind(count)
-                break
-            sequence.rewind(count)
-            length = sequence.committed
-            pages = sequence.pages("window")
-            assert all(pages[p // 4] >= 0 for p in range(max(0, length - 8), length)), "the window is there"
-    settle(cache)
-
-
-def test_a_state_cannot_be_rewound() -> None:
-    cache = cache_of(part("path", Path()), part("state", Point()))
-    with cache.open(TOKENS) as sequence:
-        run(sequence, 10)
-        with pytest.raises(ProtocolError, match="component 'state' allows 0"):
-            sequence.rewind(1)
-        sequence.grow(3)
-        sequence.rewind(3)  # what was not computed can always be given back
-    settle(cache)

@@ -238,15 +238,6 @@ def test_the_role_and_the_sequences_of_a_step_are_checked() -> None:
     settle(cache)
 
 
-def test_what_is_reserved_for_the_next_step_is_not_committed_by_this_one() -> None:
-    cache = path_cache()
-    with cache.open(TOKENS) as sequence:
-        sequence.grow(8)
-        with cache.step([sequence]):
-            sequence.grow(8)  # overlap: the next step is prepared while this one runs
-        assert sequence.committed == 8
-
-
 def test_tables_are_padded_with_absent_pages() -> None:
     cache = cache_of(part("path", Path()), part("state", Point()))
     with cache.open(TOKENS) as first, cache.open([7] * 6) as second:

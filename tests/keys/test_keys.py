@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from prefixloom import InputError, Path, Tokens, encode
+from prefixloom import InputError, Tokens, encode
 from prefixloom.keys.elements import KeyMaker
-from prefixloom.keys.tokens import TOKEN_BYTES, TOKEN_LIMIT
+from prefixloom.keys.tokens import TOKEN_LIMIT
 from prefixloom.testing.inside.backdoor import extra_numbers
-from tests.support.helpers import cache_of, finish, part, path_cache, run, serve, settle
+from tests.support.helpers import path_cache, run, serve
 from tests.support.names import stable
 
 VALUES = [0, 1, 77, 100, 127]
@@ -167,50 +167,6 @@ def test_every_kind_of_tokens_finds_what_a_list_published() -> None:
 # ---------------------------------------------------------------- lookahead
 
 
-@pytest.mark.parametrize("k", [1, 2, 3])
-def test_an_element_is_a_token_with_those_that_follow_it(k: int) -> None:
-    maker = KeyMaker(k)
-    wide = maker.find(encode([5, 6, 7, 8, 9]))
-    assert maker.element_bytes == TOKEN_BYTES * (k + 1)
-    assert wide == b"".join(packed(range(5 + i, 5 + i + k + 1)) for i in range(5 - k))
-
-
-def test_without_lookahead_an_element_is_a_token() -> None:
-    assert KeyMaker(0).find(encode([5, 6])) == packed([5, 6])
-
-
-@pytest.mark.parametrize("k", [1, 2, 3])
-def test_a_prompt_no_longer_than_the_lookahead_has_no_element(k: int) -> None:
-    for count in range(k + 1):
-        assert KeyMaker(k).find(encode(range(count))) == b""
-
-
-@pytest.mark.parametrize("k", [1, 2])
-def test_a_page_is_shared_only_if_the_tokens_after_it_agree_too(k: int) -> None:
-    cache = cache_of(part("draft", Path(), lookahead=k))
-    tokens = list(range(20))
-    serve(cache, tokens)
-    assert cache.peek(tokens) == (20 - k) // 4 * 4
-    for differs in range(20):
-        other = [*tokens]
-        other[differs] = 999
-        assert cache.peek(other) == max(0, min(16, (differs - k) // 4 * 4)), f"token {differs} differs"
-    settle(cache)
-
-
-@pytest.mark.parametrize("k", [1, 2])
-def test_a_key_that_grows_token_by_token_equals_one_made_at_once(k: int) -> None:
-    tokens = list(range(50, 80))
-    cache = cache_of(part("draft", Path(), lookahead=k))
-    with cache.open(tokens[:3]) as sequence:
-        finish(sequence)
-        for token in tokens[3:]:
-            sequence.append([token])
-            run(sequence, 1)
-            assert sequence.publishable == max(0, sequence.named - k) // 4 * 4
-    assert cache.peek(tokens) == (30 - k) // 4 * 4
-
-
 # ---------------------------------------------------------------- extra keys
 
 
@@ -230,20 +186,6 @@ def test_two_equal_images_side_by_side_are_not_one_long_image() -> None:
     assert cache.match(prompt, extra=[(0, 16, "cat")]).ready == 8
     assert cache.match(prompt, extra=[(0, 8, "cat"), (8, 16, "cat")]).ready == 16
     assert cache.match(prompt, extra=[(0, 4, "cat"), (4, 16, "cat")]).ready == 4
-
-
-def test_an_extra_key_keeps_the_token_at_its_place() -> None:
-    cache = path_cache()
-    serve(cache, [0] * 16, extra=[(0, 16, "cat")])
-    assert cache.match([0] * 12 + [1] * 4, extra=[(0, 16, "cat")]).ready == 12
-
-
-def test_extra_keys_may_be_text_numbers_and_tuples_of_them() -> None:
-    cache = path_cache()
-    for key in ["x", ("x", 1), b"x", 12, 1.5, None, (None, ()), "\udc80"]:
-        assert cache.match([0] * 8, extra=[(0, 8, key)]).ready == 0
-        serve(cache, [0] * 8, extra=[(0, 8, key)])
-        assert cache.match([0] * 8, extra=[(0, 8, key)]).ready == 8
 
 
 @pytest.mark.parametrize(
@@ -283,14 +225,6 @@ def test_extra_keys_that_nothing_uses_are_forgotten_and_the_others_hit() -> None
     assert len(kept) == 64
 
 
-def test_extra_keys_are_forgotten_while_others_run_that_have_none() -> None:
-    cache = cache_of(part("path", Path(), lookahead=1), tokens=1024, page=16)
-    with cache.open(range(20)):
-        for number in range(100):
-            serve(cache, range(20), extra=[(0, 20, number)])
-            assert len(extra_numbers(cache)) <= 3 * 1024
-
-
 def test_numbers_that_are_in_use_are_looked_at_again_when_there_are_twice_as_many() -> None:
     maker = KeyMaker(0)
     numbers = {*struct.unpack("<2000i", maker.name(encode(range(2000)).keyed([(0, 2000, "cat")])))}
@@ -300,15 +234,6 @@ def test_numbers_that_are_in_use_are_looked_at_again_when_there_are_twice_as_man
     assert not maker.crowded(0)
     maker.name(encode([1]).keyed([(0, 1, "owl")]))
     assert maker.crowded(0)
-
-
-def test_the_same_extra_key_in_two_sequences_shares() -> None:
-    maker = KeyMaker(0)
-    tokens = encode([5, 6, 7]).keyed([(1, 3, "cat")])
-    first = maker.name(tokens)
-    assert maker.name(tokens) == maker.find(tokens) == first
-    assert first[:4] == packed([5])
-    assert struct.unpack("<3i", first)[1:] < (0, 0), "interned keys have the sign bit that no token has"
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -348,19 +273,6 @@ def test_extra_keys_that_overlap_are_refused_with_what_to_do_instead(extra: Any)
         path_cache().match(range(8), extra=extra)
     with path_cache().open(range(8), extra=extra[:1]) as sequence, pytest.raises(InputError, match="overlap"):
         path_cache().match(sequence.tokens, extra=extra[1:])
-
-
-@pytest.mark.parametrize("k", [1, 2, 3])
-def test_an_image_at_the_end_of_a_prompt_still_counts_when_tokens_follow(k: int) -> None:
-    cache = cache_of(part("draft", Path(), lookahead=k), page=1)
-    with cache.open([5, 0], extra=[(1, 2, "cat")]) as sequence:
-        finish(sequence)
-        sequence.append([6, 7, 8, 9])
-        run(sequence, 4)
-    prompt = [5, 0, 6, 7, 8, 9]
-    assert cache.match(prompt, extra=[(1, 2, "cat")]).ready == 6 - k
-    assert cache.match(prompt, extra=[(1, 2, "dog")]).ready <= 1
-    assert cache.match(prompt).ready <= 1
 
 
 @pytest.mark.parametrize(

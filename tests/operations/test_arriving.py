@@ -15,13 +15,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from prefixloom import Path, Point, ProtocolError
 from prefixloom.cache.cache import Cache
 from prefixloom.cache.sequence import Sequence
-from prefixloom.contract.composition import Part
 from prefixloom.testing.toy import COMPOSITIONS, composition
-from tests.support.helpers import cache_of, run, settle
-from tests.support.helpers import part as component
 from tests.support.traffic import TOLERANCE, composed, distance, model_of, prompt
 
 W = 9
@@ -144,44 +140,6 @@ def test_a_sequence_that_arrived_goes_on_as_if_it_had_been_computed_here(name: s
         assert distance(model.compute(here, again), model.reference([*told[:64], 3])[64:]) < TOLERANCE
 
 
-@TAILS
-@PAGES
-@pytest.mark.parametrize("name", ["F", "S", "FS", "two windows", "chunks and states", "latents and an indexer"])
-def test_every_boundary_that_an_arrived_sequence_leaves_can_be_resumed_at(name: str, page: int, tail: int) -> None:
-    """Also those inside of what arrived: the pages of a window's tail were filled from their start.
-
-    Which they are follows from the reaches: a boundary before the end may need a page that the end did not.
-    """
-    model, tokens, border = model_of(name), prompt(random.Random(f"{name} {page}"), LENGTH), LENGTH - tail
-    _, sender, sent = prefilled(name, page, tokens, border)
-    here = poison(composed(composition(name), page))
-    with here.open(tokens) as arrived:
-        receive(here, arrived, sent)
-        model.compute(here, arrived)
-    expected = 0
-    for end in range(page, LENGTH + 1, page):
-        asked = [*tokens[:end], 3]
-        if all(resumable(part, end, border) for part in here.composition.parts):
-            expected = end
-        with here.open(asked, leave=1) as sequence:
-            assert sequence.ready == expected
-            assert distance(model.compute(here, sequence), model.reference(asked)[expected:]) < TOLERANCE
-            sequence.abort()
-    assert expected or name != "F"
-    sender.abort()
-
-
-def resumable(part: Part, boundary: int, border: int) -> bool:
-    """Whether what a component needs at ``boundary`` arrived with the end at ``border``, or was computed here."""
-    if not part.page_tokens:
-        return boundary == LENGTH  # nothing was published before
-
-    def pages(n: int) -> set[int]:
-        return {p // part.page_tokens for low, high in part.reach.needs(n) for p in range(low, high)}
-
-    return all(page in pages(border) or (page + 1) * part.page_tokens > border for page in pages(boundary))
-
-
 def test_a_page_that_is_filled_only_where_the_end_needs_it_is_wrong_for_a_boundary_before() -> None:
     """Negative control, and why pages are filled from their start: [14, 22) is needed at 22, and [12, 20) at 20."""
     model, tokens = model_of("FS"), prompt(random.Random(1), 22)
@@ -257,79 +215,4 @@ def test_a_buffer_that_was_not_sent_moves_the_logits(component: str, buffer: str
     sender.abort()
 
 
-def test_one_position_before_the_window_is_not_read_and_its_first_is() -> None:
-    """The tail is as long as the reach says, and no shorter: pages of one token."""
-    model, tokens = model_of("S"), prompt(random.Random(4), LENGTH)
-    for position, read in ((LENGTH - W, False), (LENGTH - W + 1, True)):
-        _, sender, sent = prefilled("S", 1, tokens, LENGTH)
-        here = poison(composed(composition("S"), 1))
-        with here.open(tokens) as arrived:
-            receive(here, arrived, sent)
-            slot = arrived.pages("swa")[position]
-            assert (slot >= 0) is read
-            if read:
-                here.pool("swa").buffers["v"][:, slot] = 0.0
-            rows = go_on("S", here, arrived, sent)
-            expected = model.reference(arrived.tokens.tolist()[:-1])[LENGTH:]
-            assert (distance(rows, expected) > MOVED) is read
-        sender.abort()
-
-
 # ---------------------------------------------------------------- states of single tokens
-
-
-def stateful() -> Cache:
-    state = component("state", Point(), max_rewind=3, checkpoint_every=4)
-    return cache_of(component("path", Path()), state, slots=12, max_rewind=3)
-
-
-@pytest.mark.parametrize("by_step", [True, False])
-def test_few_tokens_that_arrived_cannot_be_taken_back_one_by_one(by_step: bool) -> None:
-    """Only the state of their end came: those after each token, which a small step leaves, are nobody's."""
-    cache = stateful()
-    with cache.open(range(40)) as sequence:
-        run(sequence, 2)
-        sequence.grow(3, arriving=True)
-        if by_step:
-            with cache.step([sequence]) as step:
-                step.run_ops()
-        else:
-            sequence.commit()
-        with pytest.raises(ProtocolError, match="has the states of single tokens only for the last step"):
-            sequence.rewind(1)
-        run(sequence, 3)
-        sequence.rewind(2)  # of what was computed here
-        assert sequence.committed == 6
-        sequence.abort()
-    settle(cache)
-
-
-def test_no_checkpoint_is_kept_inside_of_what_arrived() -> None:
-    cache = stateful()
-    with cache.open(range(40)) as sequence:
-        run(sequence, 2)
-        sequence.grow(3, arriving=True)  # [2, 5), past 4
-        with cache.step([sequence]) as step:
-            step.run_ops()
-    assert cache.stats().components["state"].cached == 0
-    with cache.open(range(50, 90)) as sequence:
-        sequence.grow(3, arriving=True)
-        sequence.grow(1)  # computed in the same step, and its end has a state
-        with cache.step([sequence]) as step:
-            step.run_ops()
-    assert cache.stats().components["state"].cached == 1
-    settle(cache)
-
-
-def test_arrived_tokens_that_were_taken_back_before_they_came_are_computed_as_any() -> None:
-    cache = stateful()
-    with cache.open(range(40)) as sequence:
-        run(sequence, 2)
-        sequence.grow(3, arriving=True)
-        sequence.rewind(3)
-        sequence.append(range(2, 40))
-        run(sequence, 3)
-        sequence.rewind(1)
-        assert sequence.committed == 4
-    assert cache.stats().components["state"].cached == 1
-    settle(cache)

@@ -255,16 +255,6 @@ def test_a_handle_is_neither_copied_nor_pickled(which: int) -> None:
     held[2].abort()
 
 
-def test_debug_mode_sees_a_slot_that_nobody_owns() -> None:
-    cache = path_cache()
-    span = cache.pool("path").mint(2)
-    cache.poll()
-    span.free()
-    cache.pool("path").take(3)
-    with pytest.raises(InvariantError, match="3 slots are nobody's"):
-        cache.poll()
-
-
 @pytest.mark.parametrize(
     ("slot", "told"),
     [
@@ -287,14 +277,6 @@ def test_debug_mode_names_who_has_anothers_slot_or_one_that_does_not_exist(slot:
     for sequence in (one, other):
         sequence.abort()
     settle(cache)
-
-
-def test_the_pages_of_a_plan_at_the_start_are_none() -> None:
-    cache = path_cache()
-    sequence = cache.open(TOKENS)
-    plan = cache.match([1, 2, 3, 4])
-    sequence.abort()
-    assert list(plan.pages("path")) == []
 
 
 class Careless(Component):
@@ -342,26 +324,6 @@ def test_a_policy_that_makes_no_queue_is_refused_at_composition(make: Any) -> No
 # ---------------------------------------------------------------- across components
 
 
-def test_a_priority_reaches_the_nodes_that_were_there_before() -> None:
-    cache = path_cache(policy="priority")
-    serve(cache, TOKENS[:8])
-    serve(cache, [1] * 8)
-    with cache.open(TOKENS[:8], leave=8, priority=3) as sequence:
-        run(sequence, 8)
-    assert cache.evict({"path": 2}) == {"path": 2}
-    assert (cache.peek(TOKENS[:8]), cache.peek([1] * 8)) == (8, 0)
-
-
-def test_a_plan_is_frozen() -> None:
-    cache = path_cache()
-    serve(cache, TOKENS)
-    plan = cache.match(TOKENS)
-    with pytest.raises(AttributeError):
-        plan.ready = 8  # type: ignore[misc]
-    with cache.open(plan) as sequence:
-        assert sequence.ready == 40
-
-
 def test_a_keyed_queue_does_not_grow_with_use() -> None:
     cache = path_cache(policy=FIFO)
     for first in range(3):
@@ -372,25 +334,6 @@ def test_a_keyed_queue_does_not_grow_with_use() -> None:
     assert len(queue._queue._heap) <= 4 * 3 + 64, "entries of cells that have left since are forgotten"
     cache.evict({"path": 2})
     assert [cache.peek([first] * 8) for first in range(3)] == [0, 8, 8], "first in, first out, however often used"
-
-
-def test_a_slot_with_two_owners_is_told_of_both(monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = path_cache()
-    with cache.open(TOKENS, label="the first") as sequence:
-        sequence.grow(len(TOKENS))
-        sequence.commit()
-        slot, pool = sequence.pages("path")[0], cache.pool("path")
-        free = list(pool.free_ids())
-        monkeypatch.setattr(type(pool), "free_ids", lambda self: [*free, slot])
-        with pytest.raises(InvariantError, match="owned by the free list and by the sequence 'the first' made at "):
-            sequence.append([7])
-        monkeypatch.undo()
-        sequence.publish()
-        free = list(pool.free_ids())
-        monkeypatch.setattr(type(pool), "free_ids", lambda self: [*free, slot])
-        with pytest.raises(InvariantError, match="owned by the free list and by <Node "):
-            sequence.append([7])
-        monkeypatch.undo()
 
 
 def test_a_wrong_count_of_nodes_is_told() -> None:

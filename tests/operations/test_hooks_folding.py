@@ -9,7 +9,7 @@ import pytest
 
 from prefixloom import CapacityError, Claim, Component, Op, Path, PluginError, Point, Window, hookimpl
 from prefixloom.contract.values import SplitRule
-from tests.support.helpers import cache_of, every_reach, finish, held, part, run, serve, settle
+from tests.support.helpers import cache_of, finish, held, part, run, serve, settle
 
 TOKENS = list(range(40))
 
@@ -55,17 +55,6 @@ def answering(name: str, reach: Any) -> Any:
 # ---------------------------------------------------------------- matching
 
 
-def test_a_validator_narrows_to_its_own_grid() -> None:
-    mine = answering("mine", Path())
-    cache = cache_of(mine)
-    serve(cache, TOKENS)
-    mine.valid = lambda walk: walk.boundary // 16 * 16
-    plan = cache.match(TOKENS)
-    assert (plan.ready, plan.limited_by) == (32, "mine")
-    assert [cache.peek(TOKENS[:n]) for n in (40, 32, 31, 15)] == [32, 32, 16, 0]
-    settle(cache)
-
-
 @pytest.mark.parametrize("wider", [lambda walk: walk.boundary + 4, lambda walk: 10**9, lambda walk: walk.key_tokens])
 def test_a_validator_cannot_widen(wider: Any) -> None:
     mine = answering("mine", Path())
@@ -75,19 +64,6 @@ def test_a_validator_cannot_widen(wider: Any) -> None:
     cache.evict({"window": 64})
     assert cache.peek(TOKENS) == 0
     assert cache.peek([*TOKENS, *range(8)]) == 0
-
-
-def test_validators_and_reaches_are_lowered_to_a_common_boundary() -> None:
-    first, second = answering("first", Path()), answering("second", Point())
-    cache = cache_of(first, second, slots=12)
-    serve(cache, TOKENS, chunk=8)
-    first.valid = lambda walk: walk.boundary // 24 * 24
-    second.valid = lambda walk: walk.boundary - 4 if walk.boundary == 24 else walk.boundary
-    assert cache.peek(TOKENS) == 0, "24 is refused, at 20 there is no state, 16 is not on the first one's grid"
-    first.valid = lambda walk: walk.boundary // 12 * 12
-    assert cache.peek(TOKENS) == 0
-    first.valid = lambda walk: walk.boundary
-    assert cache.peek(TOKENS) == 40
 
 
 def test_a_validator_that_lowers_page_by_page_walks_down_a_long_prompt() -> None:
@@ -140,33 +116,6 @@ def test_a_claim_takes_nothing_but_ops_to_run() -> None:
         Claim(ops=(Op("a", "mine"), "b"))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("claimed", "branch"), [(30, 28), (28, 28), (3, None), (16, None), (41, None), (0, None)])
-def test_a_branch_is_floored_to_the_grid_and_must_lie_ahead(claimed: int, branch: int | None) -> None:
-    mine = answering("mine", Path())
-    cache = cache_of(mine)
-    serve(cache, TOKENS[:16])
-    mine.match = lambda walk: Claim(branch=claimed)
-    assert cache.match(TOKENS).branch == branch
-
-
-def test_of_several_branches_the_deepest_is_taken() -> None:
-    first, second = answering("first", Path()), answering("second", Window(6))
-    cache = cache_of(first, second)
-    first.match = lambda walk: Claim(branch=24)
-    second.match = lambda walk: Claim(branch=12)
-    assert cache.match(TOKENS).branch == 24
-
-
-def test_peeking_asks_the_same_and_changes_nothing() -> None:
-    mine = answering("mine", Path())
-    cache = cache_of(mine)
-    serve(cache, TOKENS)
-    mine.match = lambda walk: Claim(branch=walk.boundary + 4)
-    before = cache.stats()
-    assert cache.peek(TOKENS) == cache.match(TOKENS).ready == 40
-    assert cache.stats() == before
-
-
 # ---------------------------------------------------------------- inserting
 
 
@@ -180,31 +129,6 @@ def test_what_is_kept_is_united_with_what_the_boundary_needs() -> None:
         pages = cache.match(TOKENS).pages("mine").tolist()
         assert cache.stats().components["mine"].cached == 3, "page 0 by request, two for the window"
         assert [p >= 0 for p in pages[-2:]] == [True, True]
-    assert cache.peek(TOKENS) == 40
-    settle(cache)
-
-
-def test_an_empty_keep_cannot_take_away_what_the_boundary_needs() -> None:
-    for name, reach in every_reach().items():
-        mine = answering("mine", reach)
-        cache = cache_of(part("path", Path()), mine)
-        mine.insert = lambda walk: Claim(keep=())
-        serve(cache, TOKENS)
-        assert cache.peek(TOKENS) == (0 if name == "point" else 40), name
-        settle(cache)
-
-
-def test_a_state_stays_with_the_sequence_if_it_is_not_to_be_kept() -> None:
-    mine = answering("mine", Point())
-    cache = cache_of(part("path", Path()), mine)
-    mine.insert = lambda walk: Claim(keep=()) if walk.boundary < 40 else None
-    with cache.open(TOKENS) as sequence:
-        run(sequence, 20)
-        slot = sequence.pages("mine")
-        sequence.publish()
-        assert sequence.pages("mine") == slot
-        assert cache.stats().components["mine"].cached == 0
-        run(sequence, 20)
     assert cache.peek(TOKENS) == 40
     settle(cache)
 
@@ -256,16 +180,6 @@ def test_a_state_may_be_dropped_when_its_node_is_split() -> None:
     assert views == [(0, 12, 40)]
     assert plan.stale
     assert (cache.peek(TOKENS), cache.stats().components["mine"].cached) == (0, 1)
-    settle(cache)
-
-
-def test_each_component_may_drop_its_state_on_the_same_split() -> None:
-    mine, other = answering("mine", Point()), answering("other", Point())
-    cache = cache_of(part("path", Path()), mine, other)
-    mine.splitting = other.splitting = lambda parent, child: SplitRule("drop")
-    serve(cache, TOKENS)
-    serve(cache, [*TOKENS[:12], *[7] * 8])
-    assert [cache.stats().components[name].cached for name in ("mine", "other")] == [1, 1]
     settle(cache)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import random
 from typing import Any
 
 import pytest
@@ -21,98 +20,6 @@ def served(*components: Component, **options: Any) -> Any:
     return cache
 
 
-def test_running_out_of_states_leaves_everybody_elses_locks_alone() -> None:
-    """Lesson 1: a match with the state pool full, and what it evicts, touch no lock of another request."""
-    cache = cache_of(part("path", Path()), part("window", Window(10)), part("state", Point()), slots=4)
-    serve(cache, TOKENS, chunk=20)
-    holder = cache.lease(cache.match(TOKENS))
-    serve(cache, [7] * 8)
-    serve(cache, [8] * 8)
-    before = locks(cache)
-    mine = {place: count for place, count in before.items() if count}
-    assert {name for name, *_ in mine} == {"path", "window", "state"}
-    other = cache.open([*TOKENS, 1])  # evicts a state to run in
-    assert other.ready == 40
-    after = locks(cache)
-    assert all(after[place] >= count for place, count in mine.items())
-    other.abort()
-    assert {place: count for place, count in locks(cache).items() if count} == mine
-    cache.evict({"window": 64, "path": 64, "state": 4})
-    assert cache.peek(TOKENS) == 40
-    holder.release()
-    assert not any(count for (_, start, end), count in locks(cache).items() if end > start)
-    settle(cache)
-
-
-@each
-def test_counts_are_the_same_before_and_after_any_number_of_leases(name: str) -> None:
-    cache = served(part("keys", Path()), part(name, every_reach()[name]))
-    cache.lease(cache.match(TOKENS[:39])).release()  # the split stays
-    before = locks(cache)
-    leases = [cache.lease(cache.match(TOKENS[:n])) for n in (20, 40, 39, 0, 40, 20)]
-    assert locks(cache) != before
-    random.Random(4).shuffle(leases)
-    for lease in leases:
-        lease.release()
-    assert locks(cache) == before
-    settle(cache)
-
-
-@each
-def test_what_a_lease_covers_is_exactly_what_its_reach_needs(name: str) -> None:
-    reach = every_reach()[name]
-    cache = served(part("keys", Path()), part(name, reach))
-    for boundary in (20, 40):
-        with cache.lease(cache.match(TOKENS[:boundary])):
-            # What nothing needs is covered while it is there (0085).
-            spans = ((0, boundary),) if name == "optional" else reach.needs(boundary)
-            for (lane, start, end), count in locks(cache).items():
-                if lane == name and end > start:
-                    needed = any(lo < end and start < hi for lo, hi in spans)
-                    at_end = reach.unit == "boundary" and end == boundary
-                    assert count == (needed or at_end), (boundary, start, end)
-
-
-@each
-@pytest.mark.parametrize("where", ["above", "at", "below"])
-def test_a_lease_survives_a_split_and_its_release_unlocks_both_halves(name: str, where: str) -> None:
-    cache = served(part("keys", Path()), part(name, every_reach()[name]), slots=16)
-    cut = {"above": 8, "at": 20, "below": 28}[where]
-    lease = cache.lease(cache.match(TOKENS[:20]))
-    serve(cache, [*TOKENS[:cut], *[900] * 8], chunk=4)
-    cache.evict(256)
-    assert cache.peek(TOKENS[:20]) == 20
-    lease.release()
-    assert not any(count for (_, start, end), count in locks(cache).items() if end > start)
-    cache.evict(dict.fromkeys(cache.stats().components, 64))
-    assert cache.stats().components["keys"].cached == 0
-    settle(cache)
-
-
-def test_two_leases_on_one_boundary_hold_it_until_both_are_released() -> None:
-    cache = served(part("path", Path()), part("window", Window(10)))
-    first, second = cache.lease(cache.match(TOKENS)), cache.lease(cache.match(TOKENS))
-    first.release()
-    cache.evict(256)
-    assert cache.peek(TOKENS) == 40
-    second.release()
-    cache.evict(256)
-    assert cache.peek(TOKENS) == 0
-
-
-@each
-def test_two_leases_survive_a_split_above_them(name: str) -> None:
-    cache = served(part("keys", Path()), part(name, every_reach()[name]), slots=16)
-    leases = [cache.lease(cache.match(TOKENS)) for _ in range(2)]
-    serve(cache, [*TOKENS[:8], *[900] * 8])
-    serve(cache, [*TOKENS[:28], *[900] * 8])
-    for lease in leases:
-        assert cache.peek(TOKENS) == 40
-        lease.release()
-    assert not any(count for (_, start, end), count in locks(cache).items() if end > start)
-    settle(cache)
-
-
 def test_a_lease_says_where_it_is_and_whether_it_holds() -> None:
     cache = served(part("path", Path()))
     lease = cache.lease(cache.match(TOKENS[:30]))
@@ -121,14 +28,6 @@ def test_a_lease_says_where_it_is_and_whether_it_holds() -> None:
     lease.release()
     assert not lease.active
     assert repr(lease) == "<Lease at 28, released>"
-
-
-def test_a_lease_at_nothing_covers_nothing_and_is_released_all_the_same() -> None:
-    cache = served(part("path", Path()))
-    with cache.lease(cache.match([5, 5, 5, 5], namespace="elsewhere")) as lease:
-        assert lease.boundary == 0
-    assert cache.stats().components["path"].leased == 0
-    settle(cache)
 
 
 def test_releasing_twice_is_refused_and_changes_nothing() -> None:
@@ -197,70 +96,7 @@ def test_a_lease_that_was_released_is_not_recovered_again() -> None:
     assert cache.stats().recovered == 0
 
 
-@each
-def test_any_interleaving_of_leases_splits_and_releases_ends_at_zero(name: str) -> None:
-    draw = random.Random(5)
-    cache = cache_of(part("keys", Path()), part(name, every_reach()[name]), tokens=512, slots=40)
-    leases = []
-    for _ in range(150):
-        if leases and draw.random() < 0.45:
-            leases.pop(draw.randrange(len(leases))).release()
-        tokens = [draw.randrange(2) for _ in range(draw.randint(1, 40))]
-        if draw.random() < 0.5:
-            serve(cache, tokens, chunk=draw.choice([4, 12, None]))
-        else:
-            leases.append(cache.lease(cache.match(tokens)))
-        if draw.random() < 0.2:
-            cache.evict(draw.randint(1, 64))
-    for lease in leases:
-        lease.release()
-    assert not any(count for (_, start, end), count in locks(cache).items() if end > start)
-    settle(cache)
-
-
 # ---------------------------------------------------------------- part release
-
-
-def test_a_sequence_gives_a_window_free_as_soon_as_it_has_passed_it() -> None:
-    cache = served(part("path", Path()), part("window", Window(10)))
-    with cache.open([*TOKENS, *range(100, 140)]) as sequence:
-        assert cache.stats().components["window"].leased > 0
-        run(sequence, 8)
-        cache.reclaim()
-        assert cache.stats().components["window"].leased > 0, "boundary 48 still needs [39, 48)"
-        run(sequence, 8)
-        assert cache.stats().components["window"].leased > 0, "there is room, and nobody asked"
-        assert cache.reclaim()["window"] > 0
-        assert cache.stats().components["window"].leased == 0
-        assert cache.stats().components["path"].leased == 10
-        settle(cache)
-    settle(cache)
-
-
-def test_a_state_is_covered_until_it_has_been_copied_and_no_longer() -> None:
-    cache = served(part("path", Path()), part("state", Point()))
-    with cache.open([*TOKENS, 1, 2]) as sequence:
-        assert cache.stats().components["state"].leased == 1
-        sequence.grow(2)
-        with cache.step([sequence]) as step:
-            assert cache.stats().components["state"].leased == 1
-            step.run_ops()
-            assert cache.stats().components["state"].leased == 0
-    settle(cache)
-
-
-def test_sinks_stay_covered_while_the_window_moves_on() -> None:
-    from prefixloom import Sinks
-
-    cache = served(part("path", Path()), part("streaming", Sinks(6) | Window(10)))
-    with cache.open([*TOKENS, *range(100, 164)]) as sequence:
-        for _ in range(8):
-            run(sequence, 8)
-            settle(cache)
-        cache.evict({"streaming": 64})
-        settle(cache)
-        assert min(sequence.pages("streaming")[:2]) >= 0
-    settle(cache)
 
 
 # ---------------------------------------------------------------- hooks

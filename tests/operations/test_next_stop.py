@@ -56,27 +56,6 @@ def test_next_stop_ends_each_step_at_a_boundary_and_one_at_the_deepest_that_can_
     settle(cache)
 
 
-def test_next_stop_takes_a_budget_below_a_page_as_it_is() -> None:
-    cache = hybrid()
-    with cache.open(PROMPT[:9]) as sequence:
-        assert stops_of(sequence, 3) == [3, 4, 7, 8, 9]
-    settle(cache)
-
-
-def test_next_stop_ends_where_a_checkpoint_is_due() -> None:
-    cache = hybrid(checkpoint_every=12)
-    with cache.open(PROMPT) as sequence:
-        assert stops_of(sequence, 16) == [12, 24, 28, 30]
-    settle(cache)
-
-
-def test_next_stop_splits_no_prompt_for_states_that_are_not_composed() -> None:
-    cache = cache_of(part("path", Path()))
-    with cache.open(PROMPT) as sequence:
-        assert stops_of(sequence, 99) == [30]
-    settle(cache)
-
-
 @pytest.mark.parametrize("budget", [0, -1, 2.5, None, True])
 def test_next_stop_refuses_what_is_no_number_of_tokens(budget: object) -> None:
     with hybrid().open(PROMPT) as sequence, pytest.raises(InputError, match="from 1 up"):
@@ -110,15 +89,6 @@ def test_a_prompt_that_is_closed_without_a_state_is_warned_of_once(
             compute(sequence)
     (warning,) = said(caplog)
     assert "'state'" in warning and "sequence.publish()" in warning
-    settle(cache)
-
-
-def test_a_cache_of_states_alone_warns_too(caplog: pytest.LogCaptureFixture) -> None:
-    cache = cache_of(part("state", Point()), slots=9)
-    for salt in (0, 1):
-        with cache.open([salt, *PROMPT[1:]]) as sequence:
-            run(sequence, len(PROMPT))
-    assert len(said(caplog)) == 1
     settle(cache)
 
 

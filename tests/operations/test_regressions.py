@@ -6,29 +6,13 @@ from typing import Any
 
 import pytest
 
-from prefixloom import Buffer, Chunk, Codec, Component, Manifest, Path, Point, ProtocolError, Reach, Sinks, Window
+from prefixloom import Buffer, Chunk, Codec, Component, Manifest, Path, Point, ProtocolError, Window
 from prefixloom.cache.cache import Cache
 from prefixloom.cache.sequence import Sequence as Running
 from prefixloom.operations.step import Step
-from tests.support.helpers import cache_of, part, run, serve, serve_tightly, settle
+from tests.support.helpers import cache_of, part, run, serve, settle
 
 TOKENS = list(range(100, 140))
-
-
-def test_a_node_that_slack_is_trimmed_from_to_nothing_is_unlinked() -> None:
-    cache = cache_of(part("chunk", Chunk(10)), max_rewind=4)
-    serve_tightly(cache, TOKENS[:23])  # [8, 20) was kept for a rewind; at 20 none of it is needed
-    assert cache.stats().components["chunk"].cached == 3
-    cache.evict({"chunk": 64})
-    assert cache.stats().nodes == 0
-
-
-def test_the_half_of_a_split_that_holds_nothing_is_unlinked() -> None:
-    cache = cache_of(part("sinks", Sinks(6)))
-    serve_tightly(cache, TOKENS[:28])
-    with cache.open([*TOKENS[:10], 1, 2]) as other:  # cuts behind the sinks, so that the lower half is bare
-        assert other.ready == 8
-    assert cache.stats().nodes == 1
 
 
 def test_a_plan_is_stale_once_its_boundary_was_unlinked() -> None:
@@ -45,66 +29,6 @@ def test_a_plan_is_stale_once_its_boundary_was_unlinked() -> None:
     cache.lease(plan).release()
 
 
-def test_sinks_stay_covered_while_the_window_moves_on() -> None:
-    cache = cache_of(part("both", Sinks(4) | Window(8)))
-    serve(cache, TOKENS[:8])
-    sequence = cache.open(TOKENS)
-    assert sequence.ready == 8
-    run(sequence, 32)  # the window has left [0, 8); the sinks have not
-    cache.evict({"both": 64})
-    sink = sequence.pages("both")[0]
-    assert sink >= 0
-    assert sink not in cache.pool("both").free_ids()
-    sequence.close()
-
-
-def test_what_a_shifted_window_will_need_later_is_covered_now() -> None:
-    """A reach that is not convex may need at a later boundary what it does not need at this one."""
-    cache = cache_of(part("late", Window(9).shift(4)), part("path", Path()))
-    sequence = cache.open(TOKENS)
-    run(sequence, 8)
-    sequence.publish()
-    run(sequence, 4)
-    sequence.publish()  # [8, 12) is needed from 16 on, not at 12
-    cache.evict({"late": 64})
-    free = set(cache.pool("late").free_ids())
-    assert not free & {slot for slot in sequence.pages("late") if slot >= 0}
-    run(sequence, 8)
-    sequence.close()
-    assert cache.peek(TOKENS) == 20
-
-
-class KeptForLonger(Reach):
-    """A window of 7 that is convex, and says of each position that it is needed for longer than it is."""
-
-    convex = True
-
-    def __init__(self, longer: float) -> None:
-        self.longer = longer
-
-    def needs(self, n: int) -> tuple[tuple[int, int], ...]:
-        return ((max(0, n - 6), n),) if n else ()
-
-    def until(self, p: int) -> float:
-        return p + 6 + self.longer
-
-
-@pytest.mark.parametrize("longer", [9, float("inf")])
-def test_a_page_table_lists_nothing_that_its_lease_does_not_cover(longer: float) -> None:
-    """What a convex reach does not need at a published boundary is evicted, whatever its ``until`` says."""
-    cache = cache_of(part("near", KeptForLonger(longer)))
-    with cache.open(TOKENS) as sequence:
-        for _ in range(4):
-            run(sequence, 8)
-            sequence.publish()
-        cache.evict({"near": 64})
-        listed = {slot for slot in sequence.pages("near") if slot >= 0}
-        assert not listed & set(cache.pool("near").free_ids())
-        assert len(listed) == 2
-        run(sequence, 8)
-    assert cache.peek([*TOKENS, 1]) == 40
-
-
 def test_a_plan_from_before_a_flush_is_refused() -> None:
     """Its key may name extra keys by numbers that mean other images now."""
     cache = cache_of(part("path", Path()))
@@ -114,93 +38,6 @@ def test_a_plan_from_before_a_flush_is_refused() -> None:
     with pytest.raises(ProtocolError, match="flush"):
         cache.open(plan)
     assert cache.peek(TOKENS) == 0
-
-
-def test_two_rewinds_go_no_deeper_than_the_rewind_depth() -> None:
-    """What lies too far below the highest commit was given back when that was committed."""
-    cache = cache_of(part("path", Path()), part("window", Window(6)), max_rewind=5)
-    sequence = cache.open(TOKENS)
-    run(sequence, 30)
-    sequence.rewind(3)
-    with pytest.raises(ProtocolError, match="cannot rewind 6"):
-        sequence.rewind(3)
-    sequence.rewind(2)
-    sequence.close()
-
-
-def test_slack_of_a_covered_cell_counts_as_room() -> None:
-    """A lease covers the whole cell, and what is older than its window may go nevertheless."""
-    cache = cache_of(part("window", Window(5)), tokens=32, max_rewind=8)
-    serve(cache, TOKENS[:16])  # [4, 16) was kept for a rewind; a resume at 16 needs [12, 16)
-    holder = cache.open([*TOKENS[:16], 1])
-    assert holder.ready == 16
-    other = cache.open([9] * 28)
-    other.grow(28)  # 7 of 8 pages, where 5 are free
-    other.abort()
-    holder.abort()
-
-
-def test_a_rewind_keeps_the_tokens_that_published_keys_name() -> None:
-    """With a lookahead, a published page depends on a token behind it: to take that back is refused."""
-    cache = cache_of(part("path", Path()), part("draft", Path(), lookahead=1))
-    sequence = cache.open(TOKENS[:9])
-    run(sequence, 9)
-    assert sequence.publish() == 8
-    with pytest.raises(ProtocolError, match="depend on 1 tokens more"):
-        sequence.rewind(1)
-    run(sequence, 4)
-    sequence.rewind(4)
-    sequence.append([1, 2, 3])
-    run(sequence, 3)
-    sequence.close()
-    assert cache.peek([*TOKENS[:9], 1, 2, 3, 4]) == 8
-    assert cache.peek([*TOKENS[:8], 1, 2, 3, 4]) == 4
-
-
-def test_an_extra_key_at_the_end_of_a_prompt_outlives_what_is_appended() -> None:
-    cache = cache_of(part("path", Path()), part("draft", Path(), lookahead=1))
-    for image in ("one", "two"):
-        sequence = cache.open([1], extra=((0, 1, image),))
-        sequence.append(TOKENS[:8])
-        run(sequence, 9)
-        sequence.close()
-        assert cache.peek([1, *TOKENS[:8]]) == 0
-
-
-def test_what_a_sequence_of_a_dropped_namespace_publishes_is_freed_with_it() -> None:
-    cache = cache_of(part("path", Path()), part("window", Window(10)))
-    sequence = cache.open(TOKENS, namespace="gone")
-    run(sequence, 12)
-    sequence.publish()
-    cache.drop_namespace("gone")
-    run(sequence, 12)
-    sequence.close()
-    for stats in cache.stats().components.values():
-        assert stats.free == stats.capacity
-
-
-def test_a_page_that_arrives_begun_has_a_slot_to_be_written_on() -> None:
-    """A reach that does not need the newest positions yet still needs the slot that the next ones go to."""
-    cache = cache_of(part("late", Window(9).shift(4)), part("path", Path()))
-    sequence = cache.open(TOKENS[:34])
-    sequence.grow(34, arriving=True)
-    assert sequence.pages("late")[8] >= 0
-    sequence.abort()
-
-
-def test_nothing_is_read_above_a_hole_that_no_lease_covers() -> None:
-    """What arrived was not all, and a boundary inside of the gap is published: the lease stops at the gap."""
-    cache = cache_of(part("path", Path()), part("window", Window(7), lookahead=2), page=1)
-    serve(cache, TOKENS[:7])
-    sequence = cache.open(TOKENS[:12])
-    assert sequence.ready == 5
-    sequence.grow(13, arriving=True)
-    sequence.commit()
-    sequence.publish(8)  # [5, 8) never had a slot
-    cache.evict({"window": 64})
-    free = set(cache.pool("window").free_ids())
-    assert not free & {slot for slot in sequence.pages("window") if slot >= 0}
-    sequence.abort()
 
 
 def test_a_failed_step_leaves_no_state_to_rewind_to() -> None:
@@ -330,33 +167,6 @@ def test_publication_leaves_a_coded_state_out_when_its_sequence_has_a_page_of_a_
     assert (figures.components["path"].cached, figures.components["state"].cached) == (2, 0)
     assert figures.skipped_checkpoints == 1
     later.__exit__(None, None, None)
-
-
-def test_a_state_that_was_only_copied_may_become_the_trees_again() -> None:
-    """Its own was evicted meanwhile, and at the end of the sequence the tree takes what has the same content."""
-    cache = cache_of(part("path", Path()), part("state", Point(), admission="branch-and-last"))
-    serve(cache, range(8))
-    with cache.open(range(8)) as sequence:
-        assert sequence.ready == 8
-        with cache.step([sequence]) as step:
-            step.run_ops()
-        cache.evict({"state": 1})
-        assert cache.peek(range(8)) == 0
-    assert cache.peek(range(8)) == 8
-    settle(cache)
-
-
-def test_room_is_found_in_what_a_rewound_sequence_need_not_keep() -> None:
-    """It may be rewound by one token more, to 33: so no boundary below 32 matters, and 32 needs nothing before 11."""
-    cache = cache_of(part("window", Window(22)), max_rewind=3, tokens=48)
-    sequence = cache.open(range(36))
-    run(sequence, 8)
-    sequence.publish()
-    run(sequence, 28)
-    sequence.rewind(2)
-    with cache.open(range(100, 118)) as other:
-        other.grow(18)  # five pages: three are free, and nothing needs two that are published
-    sequence.abort()
 
 
 def test_tokens_that_replace_rewound_ones_are_published_under_their_own_key() -> None:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from prefixloom import Chunk, Component, Path, Point, Reach, Receipt, Sinks, Tail, Window, hookimpl
+from prefixloom import Chunk, Path, Point, Reach, Sinks, Tail, Window
 from prefixloom.cache.cache import Cache
 from tests.support.helpers import cache_of, held, part, run, serve, settle
 from tests.support.setups import BarePath, Landmarks, NeverNeeded, Strided
@@ -70,15 +70,6 @@ def test_a_shortage_takes_from_no_more_sequences_than_it_needs() -> None:
     settle(cache)
 
 
-def test_every_component_gives_back_what_a_computed_prompt_needs_no_more() -> None:
-    cache = cache_of(part("full", Path()), part("near", Window(4)), part("far", Window(8)))
-    with cache.open(range(40)) as sequence:
-        run(sequence, 40)
-        cache.reclaim()
-        assert [sequence.owned(name) for name in ("full", "near", "far")] == [10, 1, 2]
-    settle(cache)
-
-
 REACHES = {
     "window": Window(9), "chunk": Chunk(12), "tail": Tail(12, 5), "sinks": Sinks(5) | Window(9), "strided": Strided(),
     "landmarks": Landmarks(), "bare path": BarePath(), "never needed": NeverNeeded(),
@@ -105,43 +96,6 @@ def test_law_after_a_reclaim_a_running_sequence_has_what_its_reach_may_still_nee
             with cache.step([sequence]) as step:
                 assert step.table("mine").tolist() == [pages]
         sequence.abort()
-    settle(cache)
-
-
-def test_what_a_publication_of_less_than_is_committed_covers_may_be_evicted() -> None:
-    """The tree has the window there already, and the sequence has let go of its own: it reads nothing of that."""
-    cache = cache_of(part("full", Path()), part("window", Window(8)), capacity={"window": 24}, debug=False)
-    sequence = cache.open(range(100))
-    with cache.open(range(16)) as first:
-        run(first, 16)
-    for _ in range(4):
-        run(sequence, 8)
-    sequence.publish(16)
-    sequence.grow(16)
-    assert (sequence.published, sequence.reserved) == (16, 48)
-    sequence.abort()
-    settle(cache)
-
-
-class Beginning(Component):
-    """Wants the first page covered, too."""
-
-    @hookimpl
-    def acquire_component_lock(self, anchor: object, tier: object) -> Receipt:
-        return Receipt(positions=((0, 4),))
-
-
-def test_what_a_hook_wants_covered_and_nobody_reads_may_be_evicted() -> None:
-    """At the end of a chunk nothing of it is needed; the tree has it, and the sequence has none of its own any more."""
-    cache = cache_of(part("full", Path()), part("chunk", Chunk(8), Beginning), capacity={"chunk": 16})
-    sequence = cache.open(range(100))
-    with cache.open(range(8)) as first:
-        run(first, 8)
-    run(sequence, 8)
-    sequence.publish()
-    sequence.grow(16)
-    assert (sequence.published, sequence.reserved) == (8, 24)
-    sequence.abort()
     settle(cache)
 
 
@@ -185,22 +139,6 @@ def test_what_a_lease_covers_and_nobody_reads_any_more_is_uncovered_by_a_publica
     assert sequence.publish(8) == 8
     assert (cache.stats().components["full"].leased, cache.stats().components["window"].leased) == (2, 0)
     sequence.close()
-    settle(cache)
-
-
-@pytest.mark.parametrize(("named", "upto"), [(16, 8), (16, 16), (32, 16), (8, 8)])
-def test_what_matters_no_more_since_tokens_were_named_late_goes_after_a_publication(named: int, upto: int) -> None:
-    """Of what was computed ahead nothing could go; the next publication, of less than all, is told the names."""
-    cache = cache_of(part("full", Path()), part("window", Window(5)), capacity={"full": 1600, "window": 160})
-    sequence = cache.open(range(named))
-    run(sequence, 64)
-    sequence.append(range(named, 64))
-    sequence.publish(upto)
-    other = cache.open(range(1000, 1200))
-    other.grow(34 * 4)
-    assert sequence.owned("window") == 1
-    sequence.abort()
-    other.abort()
     settle(cache)
 
 

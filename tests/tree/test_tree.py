@@ -13,11 +13,8 @@ from prefixloom.insight.debug import Debug
 from prefixloom.tree.radix import Node, Tree
 from tests.support.helpers import (
     cache_of,
-    edges,
     every_reach,
-    finish,
     held,
-    locks,
     part,
     path_cache,
     run,
@@ -29,19 +26,6 @@ from tests.support.helpers import (
 def key(*pages: int) -> bytes:
     """One byte-ish token per position, pages of two tokens."""
     return b"".join(bytes([page, 0, 0, 0, page, 1, 0, 0]) for page in pages)
-
-
-def test_a_split_keeps_the_lower_halfs_identity() -> None:
-    tree = Tree(2, 4, 1)
-    root = tree.root("")
-    node = tree.attach(root, key(1, 2, 3), 6)
-    upper = tree.split(node, 2)
-    assert (node.start, node.end, node.parent) == (2, 6, upper)
-    assert (upper.start, upper.end, upper.parent) == (0, 2, root)
-    assert (upper.key, node.key) == (key(1), key(2, 3))
-    assert root.children == [upper]
-    assert upper.children == [node]
-    assert tree.nodes == 2
 
 
 def test_an_only_child_is_compared_whole_and_several_are_told_apart_by_their_first_pages() -> None:
@@ -84,19 +68,6 @@ def test_a_split_of_an_only_child_and_of_one_of_several(alone: bool, cut: int) -
     assert tree.walk(root, upper.key + key(9)) == (lower, cut + 2, lower)
 
 
-@pytest.mark.parametrize("same", [0, 1, 2, 3])
-def test_what_is_published_beside_an_only_child_and_the_debug_mode_looks(same: int) -> None:
-    cache = path_cache()  # pages of 4, in debug mode
-    serve(cache, range(12))
-    serve(cache, [*range(4 * same), *range(50, 58)])
-    assert edges(cache) == [
-        [(0, 8), (0, 12)], [(0, 4), (4, 12), (4, 12)], [(0, 8), (8, 12), (8, 16)], [(0, 12), (12, 20)]
-    ][same]  # fmt: skip
-    assert held(cache, range(12)) == 12
-    assert held(cache, [*range(4 * same), *range(50, 58)]) == 4 * same + 8
-    settle(cache)
-
-
 @pytest.mark.parametrize("wrong", ["first", "rest", "kids"])
 def test_a_child_that_stands_wrong_is_seen_in_debug_mode(wrong: str) -> None:
     cache = path_cache()
@@ -109,13 +80,6 @@ def test_a_child_that_stands_wrong_is_seen_in_debug_mode(wrong: str) -> None:
         setattr(node, wrong, node.rest[:16])
     with pytest.raises(InvariantError):
         serve(cache, range(100, 112))
-
-
-def test_a_split_gives_the_upper_half_the_priority() -> None:
-    tree = Tree(2, 4, 1)
-    node = tree.attach(tree.root(""), key(1, 2), 4)
-    node.priority = 7
-    assert tree.split(node, 2).priority == 7
 
 
 @pytest.mark.parametrize("page", [1, 2, 4, 16, 256])
@@ -165,14 +129,6 @@ def test_prune_unlinks_bare_nodes_upward_and_stops_at_what_is_kept() -> None:
     assert root.kids is None
     tree.prune(third)
     assert tree.nodes == 0, "what is unlinked already stays unlinked"
-
-
-def test_prune_stops_at_a_node_that_holds_something() -> None:
-    tree = Tree(2, 4, 2)
-    first = tree.attach(tree.root(""), key(1), 2)
-    first.cells[1] = object()
-    tree.prune(tree.attach(first, key(2), 4))
-    assert tree.nodes == 1
 
 
 def test_a_walk_goes_down_5000_nodes_and_all_of_it_is_evicted_without_recursion() -> None:
@@ -230,64 +186,6 @@ def test_a_plan_stays_true_over_splits_above_at_and_below_it(name: str, cut: int
     assert plan.ready == 20
     with cache.open(plan) as sequence:
         assert sequence.ready == 20
-    settle(cache)
-
-
-@pytest.mark.parametrize("name", every_reach())
-def test_a_lease_stays_true_over_splits_and_inserts(name: str) -> None:
-    cache = cache_of(part("keys", Path()), part(name, every_reach()[name]), slots=32)
-    tokens = list(range(40))
-    serve(cache, tokens, chunk=20)
-    with cache.lease(cache.match(tokens)) as lease:
-        for cut in (36, 4, 20, 12, 28):
-            serve(cache, [*tokens[:cut], cut + 500, *range(20)], chunk=8)
-            serve(cache, [*tokens, *range(cut)])
-        assert lease.boundary == 40
-        cache.evict(256)
-        assert cache.peek(tokens) == 40, "what the lease covers is still there"
-    assert not any(count for (_, start, end), count in locks(cache).items() if end > start)
-    settle(cache)
-
-
-def test_an_eviction_makes_plans_stale_and_an_insert_does_not() -> None:
-    cache = path_cache()
-    serve(cache, range(16))
-    plan = cache.match(range(16))
-    serve(cache, range(100, 116))
-    assert not plan.stale
-    cache.evict(4)
-    assert plan.stale
-
-
-def test_a_boundary_that_only_a_plan_knows_is_not_lost_silently() -> None:
-    """A plan's node that is unlinked when its last lease ends must make the plan stale: it holds nothing, and yet it
-    was a boundary. Shrunk: a chunk needs nothing at its own end."""
-    from prefixloom import Chunk
-
-    cache = cache_of(part("chunk", Chunk(16)), max_rewind=4)
-    tokens = list(range(32))
-    serve(cache, tokens, chunk=16)
-    lease = cache.lease(cache.match(tokens))
-    cache.evict(64)
-    plan = cache.match(tokens)
-    assert plan.ready == 32
-    lease.release()
-    with cache.open(plan) as sequence:
-        sequence.append(range(8))
-        finish(sequence)
-    assert cache.peek([*tokens, *range(8)]) == sequence.published
-    settle(cache)
-
-
-def test_a_plan_stays_true_over_several_splits_below_it() -> None:
-    cache = path_cache()
-    serve(cache, range(40))
-    plan = cache.match([*range(8), 99])
-    for cut in (32, 24, 16):
-        cache.open([*range(cut), 99]).close()
-    with cache.open(plan) as sequence:
-        assert sequence.ready == 8
-    assert edges(cache) == [(0, 8), (8, 16), (16, 24), (24, 32), (32, 40)]
     settle(cache)
 
 
