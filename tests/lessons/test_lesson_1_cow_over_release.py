@@ -7,8 +7,6 @@ acquire, on the same nodes, and running out of slots is a value.
 
 from __future__ import annotations
 
-import contextlib
-import random
 from typing import Any
 
 import pytest
@@ -116,25 +114,6 @@ def fill_states(cache: Cache) -> list[Any]:
     return fillers
 
 
-def test_evicting_the_window_after_a_refused_match_takes_nothing_that_is_held() -> None:
-    cache = full_window_state(slots=12, debug=False)
-    long_path(cache)
-    a = holders(cache)
-    mine = [slot for sequence in a for slot in sequence.pages("window") if slot >= 0]
-    fillers = fill_states(cache)
-    with pytest.raises(CapacityError):
-        cache.open([*LONG, 902])
-    cache.evict({"window": 64})
-    cache.evict({"full": 64})
-    free = set(cache.pool("window").free_ids())
-    assert len(mine) == 9
-    assert not free & set(mine)
-    assert not set(cache.pool("full").free_ids()) & set(a[-1].pages("full"))
-    for sequence in (*a, *fillers):
-        sequence.abort()
-    assert_zero(cache)
-
-
 def test_a_window_is_let_go_once_however_the_sequence_goes_on() -> None:
     """A releases its window part early, and its end does not release it again: B's stays covered."""
     for end in ("close", "abort"):
@@ -170,71 +149,6 @@ def test_a_lease_of_a_plan_and_a_refused_match_of_it_do_not_meet() -> None:
     for filler in fillers:
         filler.abort()
     assert_zero(cache)
-
-
-# ---------------------------------------------------------------- every interleaving
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_any_interleaving_of_acquire_split_part_release_and_release_ends_at_zero(seed: int) -> None:
-    draw = random.Random(seed)
-    cache = full_window_state(slots=6, tokens=400, debug=seed % 3 == 0)
-    base = [draw.randrange(3) for _ in range(80)]
-    leases: list[Any] = []
-    sequences: list[Any] = []
-    refused = 0
-    for _ in range(150):
-        what = draw.randrange(9)
-        cut = draw.randrange(1, len(base))
-        tokens = [*base[:cut], *[draw.randrange(3) for _ in range(draw.randrange(40))]]
-        if what == 0 and len(leases) < 6:
-            leases.append(cache.lease(cache.match(tokens)))  # acquire; splits where it ends inside of an edge
-        elif what in (1, 2):
-            try:
-                sequences.append(cache.open(tokens))
-            except CapacityError:
-                refused += 1
-        elif what in (3, 4) and sequences:
-            grow(cache, draw.choice(sequences), draw.randrange(1, 24))
-        elif what == 5 and sequences:
-            draw.choice(sequences).publish()  # splits, moves the lease on, releases a part
-        elif what == 6 and sequences:
-            cache.reclaim()  # releases parts
-        elif what == 7:
-            cache.evict({draw.choice(("full", "window", "state")): draw.randrange(1, 12)})
-        elif leases and (what == 8 or not sequences):
-            leases.pop(draw.randrange(len(leases))).release()
-        if sequences and draw.random() < 0.12:
-            draw.choice((type(sequences[0]).close, type(sequences[0]).abort))(
-                sequences.pop(draw.randrange(len(sequences)))
-            )
-        assert unprotected(cache) == []
-        assert min(locks(cache).values(), default=0) >= 0
-        assert not_covered(leases) == []
-    for one in (*leases, *sequences):
-        one.release() if hasattr(one, "release") else one.abort()
-    assert_zero(cache)
-    assert refused, "the state pool is met full"
-
-
-def not_covered(leases: list[Any]) -> list[Any]:
-    """Cells that live leases need, counted by hand, and that count fewer leases."""
-    needed: dict[Any, int] = {}
-    for lease in leases:
-        node = lease.node
-        end = node.end
-        while node.parent is not None:
-            cell = node.cells[1]  # the window's
-            if node.end > max(0, end - 9) // 4 * 4 and cell is not None:
-                needed[cell] = needed.get(cell, 0) + 1
-            node = node.parent
-    return [cell for cell, count in needed.items() if cell.locks < count]
-
-
-def grow(cache: Cache, sequence: Any, count: int) -> None:
-    count = min(count, max(0, sequence.named - sequence.reserved))
-    with contextlib.suppress(CapacityError):
-        run(sequence, count)
 
 
 def assert_zero(cache: Cache) -> None:

@@ -7,20 +7,12 @@ nothing is lost, and a copy that fails ends only who read what it should have br
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-import prefixloom.tiers.restore
 from prefixloom import CapacityError
-from prefixloom.device.pool import Pool
-from prefixloom.operations.state import Hold
-from prefixloom.operations.unwritten import Unwritten
-from prefixloom.testing.schedules.explore import FailingSchedule
 from prefixloom.testing.schedules.explore import ScheduleRun as Run
-from prefixloom.tiers.host_copies import HostCopies
-from tests.support.helpers import free_at_once
 from tests.support.schedules import FEW, KINDS, PROMPT, Runner, Steps, explored
 from tests.support.schedules_tiers import TieredWorld
 
@@ -265,111 +257,3 @@ def test_a_state_that_a_load_brings_is_filled_once(kinds: str, filled: bool) -> 
         run.actor("poll", polling(world, 1))
 
     explored(scenario)
-
-
-# ---------------------------------------------------------------- the mistakes, put back
-
-
-def loads_do_not_come_after_the_copy_down(patch: pytest.MonkeyPatch) -> None:
-    honest = Unwritten.read_node
-    patch.setattr(Unwritten, "read_node", lambda self, hold, node, below=False: below or honest(self, hold, node))
-
-
-def copies_down_do_not_come_after_the_step(patch: pytest.MonkeyPatch) -> None:
-    """As the publication does, the backup takes for written what a step has yet to write."""
-    honest = HostCopies.backup
-
-    def backup(self: Any, *args: Any, **options: Any) -> None:
-        with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(Unwritten, "read_node", lambda *_, **__: None)
-            honest(self, *args, **options)
-
-    patch.setattr(HostCopies, "backup", backup)
-
-
-def readers_do_not_come_after_a_load(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Unwritten, "read", lambda self, hold, node: None)
-
-
-def slots_are_free_while_a_copy_reads_or_writes_them(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Pool, "give", free_at_once)
-
-
-def copies_take_slots_without_their_fence(patch: pytest.MonkeyPatch) -> None:
-    honest = Hold.take_fence
-
-    def take_fence(self: Hold, flight: Any) -> None:
-        fence = self.fence
-        honest(self, flight)
-        self.fence = fence if self.core is None else self.fence
-
-    patch.setattr(Hold, "take_fence", take_fence)
-
-
-def a_failed_copy_down_ends_who_reads_its_source(patch: pytest.MonkeyPatch) -> None:
-    honest = Unwritten.add
-    patch.setattr(Unwritten, "add", lambda self, *args, below=False: honest(self, *args))
-
-
-def what_a_load_should_have_brought_stays(patch: pytest.MonkeyPatch) -> None:
-    honest = Unwritten.add
-
-    def add(self: Unwritten[Any], work: Any, hold: Any, run: Any, slots: Any, below: bool = False) -> None:
-        if below:
-            honest(self, work, hold, run, slots, below)
-
-    patch.setattr(Unwritten, "add", add)
-
-
-def a_load_goes_into_a_state_that_was_filled_already(patch: pytest.MonkeyPatch) -> None:
-    """The mistake as it was: nobody looks at what else is written into the slot."""
-    honest = prefixloom.tiers.restore._copy_up
-
-    def copy_up(copies: Any, running: Any, parts: Any) -> Any:
-        ready = [state.ready for _, state in running.states]
-        kept, running.fence = running.fence, 0
-        for _, state in running.states:
-            state.ready = False
-        try:
-            return honest(copies, running, parts)
-        finally:
-            running.fence = max(kept, running.fence)
-            for (_, state), was in zip(running.states, ready, strict=True):
-                state.ready = was
-
-    patch.setattr(prefixloom.tiers.restore, "_copy_up", copy_up)
-
-
-READ = test_a_step_and_another_sequence_read_what_a_load_has_yet_to_bring
-ABORT = test_an_abort_while_a_load_runs_and_slots_that_go_to_another
-ALL = test_published_copied_down_evicted_and_restored_by_another_while_all_that_runs
-LOAD = test_a_load_that_fails_after_its_launch_ends_who_read_it_and_is_forgotten
-DOWN = test_a_copy_down_that_fails_ends_nobody
-HOST = test_a_load_while_the_host_slots_it_reads_are_given_to_others
-FILLED = test_a_state_that_a_load_brings_is_filled_once
-KILLED: list[tuple[Callable[[pytest.MonkeyPatch], None], Callable[..., None], tuple[Any, ...]]] = [
-    (loads_do_not_come_after_the_copy_down, ALL, ("M", "through")),
-    (copies_down_do_not_come_after_the_step, ALL, ("M", "back")),
-    (readers_do_not_come_after_a_load, READ, ("M", True)),
-    (slots_are_free_while_a_copy_reads_or_writes_them, ABORT, ("FSM",)),
-    (slots_are_free_while_a_copy_reads_or_writes_them, HOST, ("FSM",)),
-    (copies_take_slots_without_their_fence, HOST, ("FSM",)),
-    (a_failed_copy_down_ends_who_reads_its_source, DOWN, ("FSM",)),
-    (what_a_load_should_have_brought_stays, LOAD, ("M", 1)),
-    (what_a_load_should_have_brought_stays, LOAD, ("FSM", 2)),
-    (a_load_goes_into_a_state_that_was_filled_already, FILLED, ("M", True)),
-]
-
-
-@pytest.mark.parametrize(
-    ("mutant", "test", "arguments"), KILLED, ids=[f"{mutant.__name__}-{k}" for k, (mutant, *_) in enumerate(KILLED)]
-)
-def test_the_mistakes_of_lesson_2_between_tiers_are_seen(
-    mutant: Callable[[pytest.MonkeyPatch], None],
-    test: Callable[..., None],
-    arguments: tuple[Any, ...],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    mutant(monkeypatch)
-    with pytest.raises((AssertionError, FailingSchedule)):
-        test(*arguments)

@@ -16,13 +16,11 @@ import pytest
 
 from prefixloom import CapacityError, InvariantError, Path, Window
 from prefixloom.cache.cache import Cache
-from prefixloom.device.pool import ABSENT
-from tests.support.helpers import cache_of, held, owners, part, run, settle
+from tests.support.helpers import cache_of, owners, part, settle
 
 W = 10
 SOAK = 10_240
 """Sequences of the soak. The bug showed after 2,000 requests."""
-OPERATIONS = 100_000
 
 
 def full_and_window(page: int, tokens: int = 256, *, debug: bool = True) -> Cache:
@@ -99,24 +97,6 @@ def test_tails_of_any_length_are_freed_in_any_order(tails: tuple[int, ...], orde
     settle(cache)
 
 
-@pytest.mark.parametrize("page", [1, 4])
-@pytest.mark.parametrize("tail", [0, 1, W, 48])
-def test_what_arrived_is_published_resumed_and_given_back(tail: int, page: int) -> None:
-    cache = full_and_window(page)
-    for number in range(12):  # more than the pools hold: slots are recycled again and again
-        tokens = [number * 100 + i for i in range(48)]
-        sequence = arriving(cache, tokens, tail)
-        sequence.commit()
-        sequence.close()
-        owners(cache, [])
-        assert held(cache, tokens) == 48
-        with cache.open([*tokens, 9]) as again:
-            assert again.ready == 48
-            run(again, 1)
-    assert cache.stats().components["window"].cached > 0
-    settle(cache)
-
-
 def test_a_full_slot_that_is_free_leads_to_nothing() -> None:
     """No side table: that a full page was recycled tells a window nothing."""
     cache = full_and_window(4)
@@ -187,77 +167,3 @@ def test_a_soak_of_arriving_and_computed_sequences_loses_no_slot(page: int) -> N
     settle(cache)
     assert refused < SOAK // 20
     assert cache.stats().components["window"].evicted > SOAK
-
-
-# ---------------------------------------------------------------- against sets
-
-
-class Sets:
-    """Two pools as plain sets, and who holds what: the model of the random operations."""
-
-    def __init__(self, cache: Cache) -> None:
-        self.free = {name: set(range(cache.pool(name).capacity)) for name in ("full", "window")}
-        self.held: dict[tuple[int, str], set[int]] = {}
-
-    def gave(self, number: int, sequence: Any) -> None:
-        """``sequence`` (None: it ended) holds what it holds now, and perhaps more than the sets know of."""
-        for name, free in self.free.items():
-            before = self.held.pop((number, name), set())
-            kept = before & slots_of(sequence, name)
-            free |= before - kept
-            self.held[number, name] = kept
-
-    def took(self, number: int, sequence: Any) -> None:
-        for name, free in self.free.items():
-            new = slots_of(sequence, name) - self.held[number, name]
-            assert new <= free, "a slot was handed out that somebody holds"
-            free -= new
-            self.held[number, name] |= new
-
-
-def slots_of(sequence: Any, name: str) -> set[int]:
-    return set() if sequence is None else set(sequence.pages(name)) - {ABSENT}
-
-
-def test_100_000_random_operations_agree_with_sets() -> None:
-    """Grants, tails, rewinds, early release and endings: after each, the free lists are what the sets say."""
-    draw = random.Random(3)
-    cache = full_and_window(4, 320, debug=False)
-    sets, live, numbers = Sets(cache), {}, itertools.count()
-    pools = {name: cache.pool(name) for name in ("full", "window")}
-    done = refused = 0
-    while done < OPERATIONS:
-        done += 1
-        what = draw.randrange(8)
-        if (what == 0 and len(live) < 9) or not live:
-            number = next(numbers)
-            live[number] = cache.open([number + 1] * 320)  # tokens of its own: nothing of it hits
-            continue
-        number = draw.choice(list(live))
-        sequence = live[number]
-        try:
-            if what in (1, 2):
-                sequence.grow(min(draw.randrange(1, 30), 320 - sequence.reserved), arriving=what == 1)
-            elif what == 3:
-                sequence.commit()
-            elif what == 4:
-                sequence.rewind(draw.randrange(0, sequence.reserved - sequence.committed + 1))
-            elif what == 5:
-                cache.reclaim()
-            elif what == 6:
-                sequence.abort()
-                del live[number]
-        except CapacityError:
-            refused += 1
-        for other in live if what in (1, 2, 5) else (number,):  # room is made at the others' cost, too
-            sets.gave(other, live.get(other))
-        if number in live:
-            sets.took(number, sequence)
-        for name, pool in pools.items():
-            assert len(pool.free_ids()) == len(sets.free[name])
-            if done % 64 == 0:
-                assert set(pool.free_ids()) == sets.free[name]
-    assert refused > 100
-    for sequence in live.values():
-        sequence.abort()
-    owners(cache, [])

@@ -1,137 +1,181 @@
 """Lesson 5, polluted_descriptor: moving indices for a copy changed the tree's own record.
 
 A transfer's descriptor was shared by a node and an IO queue, and its indices were moved to the GPU in place. A later
-eviction freed host slots with indices of the GPU. The invariant: what the tree holds is not changed by a copy; what a
-copy wants elsewhere is a thing of its own, which nobody can free. ``test_lesson_5_tier.py`` holds the tier to it; here
-are the parts that it is made of: a copy changes no numbers, a plan cannot be changed.
-
-The second device is a fake: a tensor that says it is elsewhere, and refuses to be read as if it were here.
+eviction freed host slots with indices of the GPU. The invariant: a copy does not change what the tree holds. A cell's
+numbers are bytes of its own, on the CPU. What a copy wants elsewhere is made of a copy of them when it runs.
 """
 
 from __future__ import annotations
 
 import copy
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import attrs
 import pytest
-import torch
 
-from prefixloom import Buffer, Manifest
-from prefixloom.contract.manifest import LAYOUTS, Layout
+from prefixloom.cache.cache import Cache
+from prefixloom.contract.manifest import LAYOUTS
 from prefixloom.contract.values import Transfer, TransferPlan
-from prefixloom.device import kernels
 from prefixloom.device.host_pool import HostPool
-from prefixloom.device.kernels import move_slots
-from prefixloom.device.pool import Pool
-from tests.support.content import bits, noise
+from prefixloom.tiers.host_copies import HostCopies
+from tests.support.helpers import every_reach, nodes, part, settle
+from tests.support.tiers import restorable, serve, simulated, tiered, wrong
 
-MANIFEST = Manifest([Buffer("k", (3,), "bfloat16", layers=(0, 1)), Buffer("v", (5,), "int8", layers=(0, 1))])
+KINDS = ("path", "window", "point")
+TOKENS = list(range(1, 41))
 Mutant = Callable[[pytest.MonkeyPatch], None]
 
 
-class Elsewhere(torch.Tensor):
-    """A vector of another device's: its content cannot be seen from here."""
-
-    @property
-    def device(self) -> Any:
-        return "elsewhere:0"
-
-    def tolist(self) -> Any:
-        raise RuntimeError("content of another device was read")
-
-    __iter__ = __array__ = __bytes__ = tolist  # type: ignore[assignment]
+def cache_with(layout: str, write: str, *, tokens: int = 64, host: int = 640) -> Cache:
+    """The host has ten times the slots, and hands out those that the device does not have: a mix-up is seen."""
+    parts = [part(name, every_reach()[name]) for name in KINDS]
+    cache = tiered(*parts, tokens=tokens, slots=6, write=write, host=dict.fromkeys(KINDS, host), layout=layout)
+    for lane in cache.core.below.copies.lanes:  # type: ignore[union-attr]
+        assert min(lane.pool._free[: lane.pool.at_hand][-20:]) >= lane.device.pool.capacity
+    return cache
 
 
-def elsewhere(numbers: list[int]) -> Elsewhere:
-    return torch.tensor(numbers).as_subclass(Elsewhere)
+def held(cache: Cache) -> dict[tuple[str, int], Any]:
+    """What every cell of every tier says of its slots, as it is."""
+    return {
+        (lane.pool.name, node.end): cell.data
+        for lane in cache.core.shape.all_lanes
+        for node in nodes(cache)
+        if (cell := node.cells[lane.index]) is not None and node.parent is not None
+    }
 
 
-def two_pools(layout: Layout) -> tuple[Pool, HostPool]:
-    device, host = Pool("kv", MANIFEST, "page", 6, 4, "cpu"), HostPool("kv", MANIFEST, "page", 9, 4, layout=layout)
-    for number, tensor in enumerate([*device.buffers.values(), *host.buffers.values()]):
-        tensor.copy_(noise(tensor.shape, tensor.dtype, number))
-    return device, host
-
-
-def move(source: Pool, src: Sequence[int], target: Pool, dst: Sequence[int]) -> None:
-    kernels.move_slots(list(source.buffers.values()), src, list(target.buffers.values()), dst)
-
-
-def content(pool: Pool, slot: int) -> list[list[int]]:
-    return [bits(tensor[:, slot]).tolist() for tensor in pool.buffers.values()]
-
-
-# ---------------------------------------------------------------- a copy changes no numbers
+def all_on_the_cpu(cache: Cache) -> None:
+    """Cells have plain numbers of slots that their own pool has."""
+    for lane in cache.core.shape.all_lanes:
+        for node in nodes(cache):
+            cell = node.cells[lane.index]
+            if cell is None or node.parent is None:
+                continue
+            assert cell.data.__class__ is bytes
+            assert all(slot.__class__ is int and 0 <= slot < lane.pool.capacity for slot in lane.slots_of(cell))
+            if isinstance(lane.pool, HostPool):
+                assert min(lane.slots_of(cell), default=99) >= cache.core.shape.lanes[0].pool.capacity
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_write_free_and_load_leave_every_record_as_it_was(layout: Layout) -> None:
-    """``record`` is what a cell holds: numbers as bytes."""
-    device, host = two_pools(layout)
-    given = [1, 4, 2]
-    span = host.mint(3)
-    record = array("i", span.ids).tobytes()
-    told = bytes(record)
-    wanted = [content(device, slot) for slot in given]
+@pytest.mark.parametrize("write", ["through", "back"])
+def test_write_evict_below_free_and_load_leave_every_record_as_it_was(layout: str, write: str) -> None:
+    cache = cache_with(layout, write)
+    simulation = simulated(cache)
+    serve(cache, TOKENS, restore=False, chunk=8)
+    if write == "back":
+        cache.evict(dict.fromkeys(KINDS, 1000))
+    before = held(cache)
+    assert any(name.startswith("host") for name, _ in before)
+    all_on_the_cpu(cache)
+    simulation.drain()
+    cache.poll()
+    assert held(cache) == before, "the copies down changed what they were told"
+    cache.evict(dict.fromkeys(KINDS, 1000))
+    simulation.drain()
+    with cache.open([*TOKENS, 99]) as sequence:
+        assert sequence.restore().ready == 40
+        before = held(cache)
+        all_on_the_cpu(cache)
+        simulation.drain()
+        cache.poll()
+        assert held(cache) == before, "the copies up did"
+    simulation.drain()
+    cache.poll()
+    for lane in cache.core.below.copies.lanes:  # type: ignore[union-attr]
+        freed: list[Any] = []
+        count, free = lane.in_tree, lane.pool.free
+        assert lane.evict(1000, freed) == count
+        assert lane.pool.free == free + count
+        cache.core.index.tree.prune_all(freed)
+    assert serve(cache, [*TOKENS, 98]) == 40
+    simulation.drain()
+    cache.poll()
+    settle(cache)
 
-    move(device, given, host, array("i", record))
-    assert given == [1, 4, 2]
-    for tensor in device.buffers.values():
-        tensor.zero_()
-    move(host, array("i", record), device, [5, 3, 0])
-    assert [content(device, slot) for slot in (5, 3, 0)] == wanted
-    free = host.free
-    span.free()
-    assert host.free == free + 3
-    assert record == told
+
+@pytest.mark.parametrize("way", ["down", "up"])
+def test_what_a_caller_changes_after_a_copy_was_recorded_changes_nothing(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = HostCopies.run
+
+    def careless(self: HostCopies, moves: Any, given: Any, hold: Any, to: str) -> Any:
+        mine = [copy.copy(each) for each in moves]
+        for each in mine:
+            each.src, each.dst = list(each.src), list(each.dst)
+        work = honest(self, mine, given, hold, to)
+        if to == way:
+            for each in mine:
+                each.src.reverse()
+                each.src.append(0)
+                each.dst[:] = [0] * len(each.dst)
+        return work
+
+    cache = cache_with("page_first", "back")
+    simulation = simulated(cache)
+    serve(cache, TOKENS, restore=False)
+    monkeypatch.setattr(HostCopies, "run", careless)
+    cache.evict(dict.fromkeys(KINDS, 1000))
+    simulation.drain()
+    cache.poll()
+    tokens = [*TOKENS, 99]
+    with cache.open(tokens) as sequence:
+        assert sequence.restore().ready == 40
+        simulation.drain()
+        cache.poll()
+        with cache.step([sequence]) as step:
+            step.run_ops()
+        assert wrong(cache, sequence, tokens) == []
+    simulation.drain()
+    cache.poll()
+    settle(cache)
 
 
-# ---------------------------------------------------------------- what a plugin is told
+@pytest.mark.parametrize("write", ["through", "back", "selective"])
+def test_only_the_pool_that_handed_a_slot_out_takes_it_back(write: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over long traffic every number that comes back to a pool is one that it gave: by side, it could be no other's."""
+    cache = cache_with("layer_first", write)
+    out: dict[str, set[int]] = {lane.pool.name: set() for lane in cache.core.shape.all_lanes}
+    for lane in cache.core.below.copies.lanes:  # type: ignore[union-attr]
+        watch(lane.pool, out[lane.pool.name], monkeypatch)
+    for turn in range(10):
+        serve(cache, [turn % 3, *TOKENS[: 12 + 3 * turn]], chunk=8)
+        cache.evict(dict.fromkeys(KINDS, 6))
+    assert sum(len(slots) for slots in out.values()) or write == "selective"
+    for lane in cache.core.below.copies.lanes:  # type: ignore[union-attr]
+        assert len(out[lane.pool.name]) == lane.in_tree
+    cache.drop_namespace("")
+    assert not any(out.values())
+    assert restorable(cache, TOKENS) == {0}
 
 
-def test_a_plan_of_a_transfer_cannot_be_changed() -> None:
+def watch(pool: Any, out: set[int], patch: pytest.MonkeyPatch) -> None:
+    kind = type(pool)
+
+    class Watched(kind):  # type: ignore[misc, valid-type]
+        def take(self, count: int) -> Any:
+            ids = super().take(count)
+            assert not out & set(ids)
+            out.update(ids)
+            return ids
+
+        def give(self, data: bytes) -> None:
+            assert data.__class__ is bytes
+            assert set(array("i", data)) <= out
+            out.difference_update(array("i", data))
+            super().give(data)
+
+    pool.__class__ = Watched
+
+
+def test_plan_of_a_transfer_cannot_be_changed() -> None:
     transfer = Transfer("kv", 0, 8, "device", "host")
     plan = TransferPlan("backup", "", 8, (transfer,))
     for thing, name in ((plan, "transfers"), (plan, "boundary"), (transfer, "start"), (transfer, "end")):
         with pytest.raises(attrs.exceptions.FrozenInstanceError):
             setattr(thing, name, ())
-    with pytest.raises(TypeError):
-        plan.transfers[0] = transfer  # type: ignore[index]
     assert copy.deepcopy(plan) == plan and hash(plan) == hash(copy.deepcopy(plan))
-
-
-# ---------------------------------------------------------------- the mistakes, put back
-
-
-def a_copy_moves_the_callers_indices(patch: pytest.MonkeyPatch) -> None:
-    """As it was in the field: ``indices = indices.to(device)``, and the record has them."""
-
-    def moved(source: Any, src: Any, target: Any, dst: Any) -> None:
-        move_slots(source, src, target, dst)
-        for numbers in (src, dst):
-            if isinstance(numbers, list):
-                numbers[:] = elsewhere(numbers)  # type: ignore[call-overload]
-
-    patch.setattr(kernels, "move_slots", moved)
-
-
-def a_plan_can_be_changed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(TransferPlan, "__setattr__", object.__setattr__)
-
-
-RECORD = test_write_free_and_load_leave_every_record_as_it_was
-KILLED: dict[Mutant, Callable[[pytest.MonkeyPatch], None]] = {
-    a_copy_moves_the_callers_indices: lambda patch: RECORD("layer_first"),
-    a_plan_can_be_changed: lambda patch: test_a_plan_of_a_transfer_cannot_be_changed(),
-}
-
-
-@pytest.mark.parametrize("mutant", KILLED, ids=lambda mutant: mutant.__name__)
-def test_the_mistakes_of_lesson_5_are_seen(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
-    mutant(monkeypatch)
-    seen = (Exception, pytest.fail.Exception)
-    with pytest.MonkeyPatch.context() as inner, pytest.raises(seen):
-        KILLED[mutant](inner)

@@ -33,7 +33,7 @@ LEFT_OUT = (
     "tests/bench", "tests/mutation", "tests/docs/test_wheel.py", "tests/docs/test_readme.py",
     "tests/docs/test_house.py", "tests/docs/test_import_rule.py", "tests/docs/test_api_names.py",
     "tests/docs/test_conformance_docs.py", "tests/kit/test_kill_table.py", "tests/lessons/test_lesson_mutants.py",
-    "tests/lessons/test_lesson_4_mutants.py", "tests/lessons/test_lesson_3_two_processes.py",
+    "tests/lessons/test_lesson_3_two_processes.py",
 )  # fmt: skip
 """Tests that run nothing of the product in their own process, or mutants of their own."""
 WAITING = 60.0

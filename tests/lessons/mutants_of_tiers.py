@@ -1,19 +1,95 @@
-"""The mistakes of lesson 4, put back into the way up: each must be seen by a test of ``test_lesson_4_wrong_anchor``."""
+"""The mistakes of the field between tiers, put back into our code at run time: see ``mutants_of_lessons``."""
 
 from __future__ import annotations
 
 import contextlib
+from array import array
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from prefixloom.contract.values import TransferPlan
 from prefixloom.operations.lease import acquire, swap
+from prefixloom.operations.state import Hold
+from prefixloom.operations.unwritten import Unwritten
 from prefixloom.tiers import host_copies, host_tier, restore
-from prefixloom.tiers.host_lane import HostLane
+from prefixloom.tiers.host_copies import HostCopies
+from prefixloom.tiers.host_lane import HostCell, HostLane
 from prefixloom.tree.radix import climb
 
 Mutant = Callable[[pytest.MonkeyPatch], None]
+
+# ---------------------------------------------------------------- lesson 2
+
+
+def loads_do_not_come_after_the_copy_down(patch: pytest.MonkeyPatch) -> None:
+    honest = Unwritten.read_node
+    patch.setattr(Unwritten, "read_node", lambda self, hold, node, below=False: below or honest(self, hold, node))
+
+
+def copies_down_do_not_come_after_the_step(patch: pytest.MonkeyPatch) -> None:
+    """As the publication does, the backup takes for written what a step has yet to write."""
+    honest = HostCopies.backup
+
+    def backup(self: Any, *args: Any, **options: Any) -> None:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(Unwritten, "read_node", lambda *_, **__: None)
+            honest(self, *args, **options)
+
+    patch.setattr(HostCopies, "backup", backup)
+
+
+def readers_do_not_come_after_a_load(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Unwritten, "read", lambda self, hold, node: None)
+
+
+def copies_take_slots_without_their_fence(patch: pytest.MonkeyPatch) -> None:
+    honest = Hold.take_fence
+
+    def take_fence(self: Hold, flight: Any) -> None:
+        fence = self.fence
+        honest(self, flight)
+        self.fence = fence if self.core is None else self.fence
+
+    patch.setattr(Hold, "take_fence", take_fence)
+
+
+def a_failed_copy_down_ends_who_reads_its_source(patch: pytest.MonkeyPatch) -> None:
+    honest = Unwritten.add
+    patch.setattr(Unwritten, "add", lambda self, *args, below=False: honest(self, *args))
+
+
+def what_a_load_should_have_brought_stays(patch: pytest.MonkeyPatch) -> None:
+    honest = Unwritten.add
+
+    def add(self: Unwritten[Any], work: Any, hold: Any, run: Any, slots: Any, below: bool = False) -> None:
+        if below:
+            honest(self, work, hold, run, slots, below)
+
+    patch.setattr(Unwritten, "add", add)
+
+
+def a_load_goes_into_a_state_that_was_filled_already(patch: pytest.MonkeyPatch) -> None:
+    """The mistake as it was: nobody looks at what else is written into the slot."""
+    honest = restore._copy_up
+
+    def copy_up(copies: Any, running: Any, parts: Any) -> Any:
+        ready = [state.ready for _, state in running.states]
+        kept, running.fence = running.fence, 0
+        for _, state in running.states:
+            state.ready = False
+        try:
+            return honest(copies, running, parts)
+        finally:
+            running.fence = max(kept, running.fence)
+            for (_, state), was in zip(running.states, ready, strict=True):
+                state.ready = was
+
+    patch.setattr(restore, "_copy_up", copy_up)
+
+
+# ---------------------------------------------------------------- lesson 4
 
 
 def deepest_below(node: Any, index: int) -> Any:
@@ -136,7 +212,7 @@ def a_stale_plan_is_executed(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_failed_source_is_tried_again_and_again(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(host_copies.HostCopies, "forsake", lambda self, parts: None)
+    patch.setattr(HostCopies, "forsake", lambda self, parts: None)
 
 
 def the_anchor_may_be_unlinked_while_room_is_made(patch: pytest.MonkeyPatch) -> None:
@@ -151,3 +227,52 @@ def the_anchor_may_be_unlinked_while_room_is_made(patch: pytest.MonkeyPatch) -> 
             core.index.tree.prune_all(freed)
 
     patch.setattr(restore, "make_room", make_room)
+
+
+# ---------------------------------------------------------------- lesson 5
+
+
+def copies_are_told_in_the_callers_lists(patch: pytest.MonkeyPatch) -> None:
+    """The numbers of a copy that waits are whatever its maker's lists say when it runs."""
+
+    def as_given(numbers: Any) -> Any:
+        return numbers if isinstance(numbers, list) else tuple(numbers)
+
+    patch.setattr(host_copies, "tuple", as_given, raising=False)
+
+
+def the_host_records_the_devices_numbers(patch: pytest.MonkeyPatch) -> None:
+    def add(self: HostLane, node: Any, places: Any, slots: Any) -> None:
+        theirs = self.device.edge(node)
+        honest(self, node, places, array("i", [theirs[place] for place in places]))
+
+    honest = HostLane.add
+    patch.setattr(HostLane, "add", add)
+
+
+def a_state_is_freed_by_the_devices_number(patch: pytest.MonkeyPatch) -> None:
+    def slots_of(self: HostLane, cell: HostCell | None) -> list[int]:
+        theirs = None if cell is None else cell.node.cells[self.device.index]
+        return honest(self, cell) if theirs is None or self.unit == "page" else [theirs.slot]
+
+    honest = HostLane.slots_of
+    patch.setattr(HostLane, "slots_of", slots_of)
+
+
+def a_copy_writes_the_numbers_that_it_wants_into_the_record(patch: pytest.MonkeyPatch) -> None:
+    """As it was in the field: the record has the numbers of where the data is wanted next."""
+    honest = restore._copy_up
+
+    def copy_up(filling: Any, running: Any) -> Any:
+        for made in filling.moving:
+            for node, _ in made.at:
+                cell = node.cells[made.lane.index]
+                if made.lane.unit == "page":
+                    cell.data = array("i", [slot % 16 for slot in array("i", cell.data)]).tobytes()
+        return honest(filling, running)
+
+    patch.setattr(restore, "_copy_up", copy_up)
+
+
+def a_plan_can_be_changed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(TransferPlan, "__setattr__", object.__setattr__)
