@@ -1,6 +1,6 @@
 """Each lesson's mistake, put back into our code, fails the lesson's tests: a test that cannot fail is a defect.
 
-Among the arguments, ``PATCH`` stands for a ``MonkeyPatch``, and "patch:NAME" for what the test's module has of that name.
+Of the arguments, ``PATCH`` stands for a ``MonkeyPatch``, and "patch:NAME" for a name of the test's module.
 """
 
 from __future__ import annotations

@@ -15,7 +15,6 @@ from prefixloom import (
     CompositionError,
     EvictionPolicy,
     InvariantError,
-    Op,
     Path,
     PluginError,
     Point,
@@ -98,20 +97,6 @@ class KeepsTheEnd(Component):
         return Claim(keep=((walk.boundary - 4, walk.boundary),)) if walk.last else None
 
 
-def test_what_a_failed_publication_handed_over_is_not_given_back_at_the_end() -> None:
-    reach = Moody()
-    cache = cache_of(part("moody", reach, kind=KeepsTheEnd), debug=False)
-    sequence = cache.open(TOKENS)
-    run(sequence, 22)
-    reach.raising = True
-    with pytest.raises(PluginError, match="moody"):
-        sequence.publish()
-    reach.raising = False
-    sequence.close()
-    assert cache.stats().components["moody"].running == 0
-    settle(cache)
-
-
 class KeepsNothing(Component):
     @hookimpl
     def commit_insert(self, walk: WalkView) -> Claim | None:
@@ -178,21 +163,6 @@ def test_what_a_publication_handed_over_that_failed_before_it_is_covered_may_be_
     for name, pages in cache.stats().components.items():
         assert (pages.free, pages.cached, pages.leased) == (pages.capacity, 0, 0), name
     assert cache.stats().nodes == 0
-
-
-def test_a_reach_that_raises_in_open_leaves_nothing_behind() -> None:
-    reach = Moody()
-    cache = cache_of(part("path", Path()), part("moody", reach))
-    serve(cache, TOKENS, chunk=8)
-    before = cache.stats().components
-    reach.raising = True
-    with pytest.raises(PluginError, match="moody"):
-        cache.open(TOKENS)
-    reach.raising = False
-    cache.poll()
-    assert cache.stats().components == before
-    assert serve(cache, [*TOKENS, 1]) == 40
-    settle(cache)
 
 
 class Interrupted(Component):
@@ -277,24 +247,6 @@ def test_debug_mode_names_who_has_anothers_slot_or_one_that_does_not_exist(slot:
     for sequence in (one, other):
         sequence.abort()
     settle(cache)
-
-
-class Careless(Component):
-    op = Op("copy", "it", dst=(0,), src=(0,))
-
-    @hookimpl
-    def deferred_forward_ops(self, batch: Any) -> tuple[Op, ...]:
-        return (self.op,)
-
-
-@pytest.mark.parametrize("op", [Op("copy", "it", dst=("a",), src=("b",)), Op("clear", "it", dst=5.5)])  # type: ignore[arg-type]
-def test_ops_over_things_that_are_no_slots_are_a_plugin_error(op: Op) -> None:
-    cache = cache_of(part("it", Path(), kind=Careless))
-    cache.composition.parts[0].component.op = op
-    with cache.open(TOKENS) as sequence:
-        sequence.grow(4)
-        with pytest.raises(PluginError, match="must answer places"):
-            cache.step([sequence])
 
 
 class Unspeakable:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from prefixloom import Path, Point, ProtocolError, Window
-from prefixloom.device.streams import ThreadStream
 from prefixloom.testing.schedules.simulated import Simulation
 from tests.support.filling import DEBUG_OR_NOT, TOKENS, cached, content, hybrid
 from tests.support.helpers import cache_of, enqueue, held, part, settle
-from tests.support.stream_helpers import Gate
 from tests.support.tiers import simulated, tiered
 
 
@@ -19,59 +18,71 @@ def broken() -> None:
     raise MemoryError
 
 
-def test_on_a_stream_that_runs_behind_the_source_stays_until_the_copy_is_over() -> None:
-    cache = hybrid(slots=2)
-    cached(cache, TOKENS[:8], 5)
-    stream = ThreadStream("layers")
-    gate = Gate(stream)
-    with cache.open(TOKENS, leave=1) as sequence:
+def launch(how: str, sequence: Any, stream: Any, work: Callable[[], object]) -> None:
+    """Enqueue the layers of what a sequence has reserved, in a step or outside of steps."""
+    if how == "step":
+        enqueue(stream, sequence, work=work)
+    else:
         sequence.fill(stream)
+        stream.run(work)
+        sequence.commit()
+
+
+# ---------------------------------------------------------------- order
+
+
+@pytest.mark.parametrize(("first", "second"), [("step", "fill"), ("fill", "step"), ("fill", "fill")])
+@pytest.mark.parametrize("states", [False, True])
+@DEBUG_OR_NOT
+def test_whoever_reads_comes_after_the_step_or_the_layers_that_wrote_it(
+    debug: bool, states: bool, first: str, second: str
+) -> None:
+    cache = hybrid(debug=debug) if states else cache_of(part("path", Path()), debug=debug)
+    sim, order = Simulation("a", "b"), []
+    with cache.open(TOKENS[:8]) as one:
+        one.grow(8)
+        state = content(cache, one) if states else None
+        launch(first, one, sim["a"], lambda: order.append("written") or (states and state.fill_(5)))
+    with cache.open(TOKENS, leave=1) as two:
+        assert two.ready == 8
+        two.grow(4)
+        launch(second, two, sim["b"], lambda: order.append("read"))
+        assert not sim["b"].ready, "its copies and its layers wait"
+        sim.drain()
+        cache.poll()
+        assert order == ["written", "read"]
+        assert not states or (content(cache, two) == 5).all()
+    settle(cache)
+
+
+@DEBUG_OR_NOT
+def test_on_another_stream_it_comes_after_the_layers_on_the_one_before(debug: bool) -> None:
+    cache, sim, order = hybrid(debug=debug), Simulation("a", "b"), []
+    with cache.open(TOKENS) as sequence:
+        sequence.grow(8)
+        for name in ("a", "b"):
+            sequence.fill(sim[name])
+            sim[name].run(lambda name=name: order.append(name))
+        assert not sim["b"].ready
+        sim.drain()
+        assert order == ["a", "b"]
+        sequence.commit()
+    settle(cache)
+
+
+def test_on_a_stream_that_runs_behind_the_source_stays_until_the_copy_is_over() -> None:
+    cache, sim = hybrid(slots=2), Simulation("a")
+    cached(cache, TOKENS[:8], 5)
+    with cache.open(TOKENS, leave=1) as sequence:
+        sequence.fill(sim["a"])
         assert cache.evict({"state": 1}) == {"state": 1}, "it has been enqueued, so it may go"
         assert cache.pool("state").at_hand == 0, "but its slot is not free before the copy is over"
-        gate.free.set()
-        stream.record().synchronize()
+        sim.drain()
         cache.poll()
         assert cache.pool("state").at_hand == 1
         assert (content(cache, sequence) == 5).all()
         sequence.grow(32)
         sequence.commit()
-    stream.close()
-    settle(cache)
-
-
-def test_it_comes_after_the_step_that_wrote_what_it_copies() -> None:
-    cache = hybrid()
-    sim = Simulation("a", "b")
-    first = cache.open(TOKENS[:8])
-    first.grow(8)
-    (slot,) = first.pages("state")
-    enqueue(sim["a"], first, work=lambda: cache.pool("state").buffers["data"][:, slot].fill_(5))
-    first.close()
-    with cache.open(TOKENS, leave=1) as second:
-        assert second.ready == 8
-        second.fill(sim["b"])
-        assert not sim["b"].ready, "the copy waits"
-        sim.drain()
-        cache.poll()
-        assert (content(cache, second) == 5).all() and second.pages("state") != (slot,)
-    settle(cache)
-
-
-def test_layers_come_after_the_step_that_wrote_the_pages_that_they_read_also_without_states() -> None:
-    cache = cache_of(part("path", Path()))
-    sim = Simulation("a", "b")
-    order: list[str] = []
-    first = cache.open(TOKENS[:8])
-    first.grow(8)
-    enqueue(sim["a"], first, work=lambda: order.append("written"))
-    first.close()
-    with cache.open(TOKENS, leave=1) as second:
-        assert second.ready == 8
-        second.fill(sim["b"])
-        sim["b"].run(lambda: order.append("read"))
-        assert not sim["b"].ready, "the layers wait"
-        sim.drain()
-        assert order == ["written", "read"]
     settle(cache)
 
 
@@ -94,92 +105,6 @@ def test_a_state_that_a_load_brings_is_there_once_that_is_over(debug: bool) -> N
         sequence.grow(32)
         sequence.commit()
     sim.drain()
-    settle(cache)
-
-
-@DEBUG_OR_NOT
-def test_after_a_flush_who_gets_its_slots_comes_after_its_layers(debug: bool) -> None:
-    cache = cache_of(part("path", Path()), debug=debug)
-    sim = Simulation("a", "b")
-    order: list[str] = []
-    first = cache.open(TOKENS[:8])
-    first.grow(8)
-    first.fill(sim["a"])
-    sim["a"].run(lambda: order.append("the layers of the first"))
-    cache.flush()
-    assert cache.pool("path").at_hand == 0, "its layers may still write any slot that it had"
-    with cache.open(TOKENS, leave=1) as second:
-        second.grow(4)
-        enqueue(sim["b"], second, work=lambda: order.append("what the second writes"))
-        assert not sim["b"].ready, "it waits for layers that were in no step"
-        sim.drain()
-    assert order == ["the layers of the first", "what the second writes"]
-    first.close()
-    settle(cache)
-
-
-@DEBUG_OR_NOT
-def test_what_a_failure_takes_from_a_sequence_is_not_free_before_its_layers_are_over(debug: bool) -> None:
-    """A step of its own fails while its next layers are being enqueued on another stream."""
-    cache = cache_of(part("path", Path()), debug=debug)
-    stream, sim = ThreadStream("a"), Simulation("b")
-    sequence = cache.open(TOKENS[:8])
-    sequence.grow(8)
-
-    enqueue(stream, sequence, work=broken)
-    stream.record().synchronize()
-    sequence.grow(4)
-    sequence.fill(sim["b"])
-    ran: list[bool] = []
-    sim["b"].run(lambda: ran.append(True))
-    cache.poll()
-    assert isinstance(sequence.failed, MemoryError)
-    pool = cache.pool("path")
-    while not ran:
-        assert pool.at_hand < pool.capacity, "its layers may still write what it had"
-        sim["b"].advance()
-        cache.poll()
-    sim.drain()
-    cache.poll()
-    assert pool.at_hand == pool.capacity
-    stream.close()
-    settle(cache)
-
-
-def test_after_a_flush_a_sequence_is_told_that_its_layers_failed() -> None:
-    cache = cache_of(part("path", Path()))
-    stream = ThreadStream("layers")
-    first = cache.open(TOKENS[:8])
-    first.grow(8)
-    first.fill(stream)
-
-    stream.run(broken)
-    cache.flush()
-    stream.record().synchronize()
-    cache.poll()
-    assert isinstance(first.failed, MemoryError)
-    stream.close()
-    settle(cache)
-
-
-@DEBUG_OR_NOT
-def test_who_reads_what_it_computed_comes_after_its_layers(debug: bool) -> None:
-    cache = cache_of(part("path", Path()), debug=debug)
-    sim = Simulation("a", "b")
-    order: list[str] = []
-    with cache.open(TOKENS[:8]) as first:
-        first.grow(8)
-        first.fill(sim["a"])
-        sim["a"].run(lambda: order.append("written"))
-        first.commit()
-    with cache.open(TOKENS, leave=1) as second:
-        assert second.ready == 8
-        second.grow(4)
-        enqueue(sim["b"], second, work=lambda: order.append("read"))
-        assert not sim["b"].ready, "it waits for layers that were in no step"
-        sim.drain()
-    assert order == ["written", "read"]
-    cache.poll()
     settle(cache)
 
 
@@ -209,49 +134,27 @@ def test_a_copy_to_a_tier_comes_after_the_layers(debug: bool) -> None:
     settle(cache)
 
 
-@pytest.mark.parametrize("way", ["abort", "close", "rewind"])
-@DEBUG_OR_NOT
-def test_what_is_given_back_is_not_free_before_the_layers_are_over(debug: bool, way: str) -> None:
-    cache = cache_of(part("path", Path()), debug=debug)
-    stream = ThreadStream("layers")
-    gate = Gate(stream)
-    sequence = cache.open(TOKENS)
-    sequence.grow(8)
-    sequence.fill(stream)
-    pool = cache.pool("path")
-    before = pool.at_hand
-    getattr(sequence, way)(*[8] * (way == "rewind"))
-    assert (pool.at_hand, pool.retiring) == (before, 2)
-    gate.free.set()
-    stream.record().synchronize()
-    cache.poll()
-    assert (pool.at_hand, pool.retiring) == (before + 2, 0)
-    sequence.close()
-    stream.close()
-    settle(cache)
+# ---------------------------------------------------------------- slots that layers still use
 
 
 @DEBUG_OR_NOT
-def test_a_duplicate_is_not_free_before_the_layers_are_over_that_read_it(debug: bool) -> None:
+def test_after_a_flush_who_gets_its_slots_comes_after_its_layers(debug: bool) -> None:
     cache = cache_of(part("path", Path()), debug=debug)
-    stream = ThreadStream("layers")
-    gate = Gate(stream)
-    first, second = cache.open(TOKENS), cache.open(TOKENS)
-    for sequence in (first, second):
-        sequence.grow(8)
-        sequence.fill()
-        sequence.commit()
+    sim = Simulation("a", "b")
+    order: list[str] = []
+    first = cache.open(TOKENS[:8])
+    first.grow(8)
+    first.fill(sim["a"])
+    sim["a"].run(lambda: order.append("the layers of the first"))
+    cache.flush()
+    assert cache.pool("path").at_hand == 0, "its layers may still write any slot that it had"
+    with cache.open(TOKENS, leave=1) as second:
+        second.grow(4)
+        enqueue(sim["b"], second, work=lambda: order.append("what the second writes"))
+        assert not sim["b"].ready, "it waits for layers that were in no step"
+        sim.drain()
+    assert order == ["the layers of the first", "what the second writes"]
     first.close()
-    second.fill(stream)
-    pool = cache.pool("path")
-    before = pool.at_hand
-    second.close()
-    assert (pool.at_hand, pool.retiring) == (before, 2), "the tree has its pages already, and its layers read its own"
-    gate.free.set()
-    stream.record().synchronize()
-    cache.poll()
-    assert (pool.at_hand, pool.retiring) == (before + 2, 0)
-    stream.close()
     settle(cache)
 
 
@@ -276,42 +179,46 @@ def test_a_flush_ends_no_step_whose_block_is_open(debug: bool, behind: bool) -> 
     settle(cache)
 
 
-def test_slots_that_went_to_another_owner_are_not_taken_back_from_it() -> None:
-    """Of every component that published: their slots were taken early from a step that fails."""
-    cache = cache_of(part("path", Path()), part("near", Window(40)), tokens=16)
-    sim = Simulation("a", "b")
-    first = cache.open(TOKENS[:16])
-    first.grow(16)
-    enqueue(sim["a"], first, work=broken)
-    first.close()
-    assert cache.evict(16) == {"path": 4, "near": 4}
-    second = cache.open([9] * 16)
-    second.grow(16)
-    sim.drain()
+@DEBUG_OR_NOT
+def test_a_flush_ends_a_step_that_was_dropped(debug: bool, caplog: pytest.LogCaptureFixture) -> None:
+    cache = cache_of(part("path", Path()), debug=debug)
+    pool = cache.pool("path")
+    sequence = cache.open(TOKENS)
+    sequence.grow(8)
+    step = cache.step([sequence])
+    step.__enter__()
+    step.run_ops()
+    del step
+    cache.flush()
     cache.poll()
-    assert isinstance(first.failed, MemoryError) and second.failed is None
-    enqueue(sim["b"], second)
-    second.close()
-    sim.drain()
-    cache.poll()
-    assert held(cache, [9] * 16) == 16
+    assert pool.at_hand == pool.capacity, "nobody will end it any more"
     settle(cache)
 
 
-def test_layers_that_fail_behind_take_back_what_was_published(caplog: pytest.LogCaptureFixture) -> None:
-    cache = hybrid()
-    stream = ThreadStream("layers")
-    with cache.open(TOKENS) as sequence:
+@pytest.mark.parametrize("way", ["abort", "close", "rewind", "duplicate"])
+@DEBUG_OR_NOT
+def test_what_is_given_back_is_not_free_before_the_layers_are_over(debug: bool, way: str) -> None:
+    """A duplicate is given back since the tree has its pages already, and the layers read the sequence's own."""
+    cache, sim = cache_of(part("path", Path()), debug=debug), Simulation("a")
+    first, second = (cache.open(TOKENS) for _ in range(2))
+    for sequence in (first, second)[way != "duplicate" :]:
         sequence.grow(8)
-        sequence.fill(stream)
-        stream.run(lambda: 1 // 0)
+        sequence.fill()
         sequence.commit()
-    assert held(cache, TOKENS) == 8
-    stream.record().synchronize()
+    first.close()
+    if way != "duplicate":
+        second.grow(8)
+    second.fill(sim["a"])
+    sim["a"].run(lambda: None)
+    pool = cache.pool("path")
+    before = pool.at_hand
+    second.rewind(8) if way == "rewind" else second.abort() if way == "abort" else second.close()
+    given = {"abort": 4, "close": 2, "rewind": 2, "duplicate": 2}[way]
+    assert (pool.at_hand, pool.retiring) == (before, given)
+    sim.drain()
     cache.poll()
-    assert isinstance(sequence.failed, ZeroDivisionError) and "the layers of" in caplog.text
-    assert held(cache, TOKENS) == 0
-    stream.close()
+    assert (pool.at_hand, pool.retiring) == (before + given, 0)
+    second.close()
     settle(cache)
 
 
@@ -331,33 +238,6 @@ def test_into_a_slot_that_an_open_step_may_still_write_it_is_refused_and_stays_d
     second.grow(32)
     second.commit()
     second.close()
-    settle(cache)
-
-
-def test_a_copy_that_fails_behind_ends_the_sequence_and_takes_nothing_with_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    cache = hybrid()
-    cached(cache, TOKENS[:8], 5)
-    stream = ThreadStream("layers")
-    sequence = cache.open(TOKENS, leave=1)
-
-    def fail() -> None:
-        raise ValueError("no copy")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(type(cache.core.shape.lane("state")), "work", lambda *_: fail)
-        sequence.fill(stream)
-    sequence.grow(32)
-    sequence.commit()
-    assert sequence.publish() == 40
-    stream.record().synchronize()
-    cache.poll()
-    assert isinstance(sequence.failed, ValueError) and not sequence.open
-    with pytest.raises(ProtocolError, match="ended when a step or copy failed"):
-        sequence.fill()
-    assert (held(cache, TOKENS), held(cache, TOKENS[:8])) == (8, 8), "what was built on it has gone with it"
-    stream.close()
     settle(cache)
 
 
@@ -393,24 +273,6 @@ def test_what_is_refused_does_not_stand_for_the_step_before_it(how: str, debug: 
 
 
 @DEBUG_OR_NOT
-def test_on_another_stream_it_comes_after_the_layers_on_the_one_before(debug: bool) -> None:
-    cache = hybrid(debug=debug)
-    stream = ThreadStream("layers")
-    order: list[str] = []
-    with cache.open(TOKENS) as sequence:
-        sequence.fill()
-        sequence.grow(8)
-        sequence.fill(stream)
-        stream.run(lambda: (time.sleep(0.05), order.append("layers")))
-        sequence.fill()
-        order.append("after")
-        sequence.commit()
-    assert order == ["layers", "after"]
-    stream.close()
-    settle(cache)
-
-
-@DEBUG_OR_NOT
 def test_a_fill_that_is_refused_changes_nothing(debug: bool) -> None:
     cache = cache_of(part("path", Path()), part("state", Point()), tokens=32, debug=debug)
     sim = Simulation("a")
@@ -433,17 +295,94 @@ def test_a_fill_that_is_refused_changes_nothing(debug: bool) -> None:
     settle(cache)
 
 
-@DEBUG_OR_NOT
-def test_a_flush_ends_a_step_that_was_dropped(debug: bool, caplog: pytest.LogCaptureFixture) -> None:
-    cache = cache_of(part("path", Path()), debug=debug)
-    pool = cache.pool("path")
+# ---------------------------------------------------------------- failures
+
+
+@pytest.mark.parametrize("flushed", [False, True])
+def test_layers_that_fail_behind_take_back_what_was_published(flushed: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """Also after a flush the sequence is told."""
+    cache, sim = hybrid(), Simulation("a")
     sequence = cache.open(TOKENS)
     sequence.grow(8)
-    step = cache.step([sequence])
-    step.__enter__()
-    step.run_ops()
-    del step
-    cache.flush()
+    launch("fill", sequence, sim["a"], broken)
+    if flushed:
+        cache.flush()
+    else:
+        sequence.close()
+        assert held(cache, TOKENS) == 8
+    sim.drain()
     cache.poll()
-    assert pool.at_hand == pool.capacity, "nobody will end it any more"
+    assert isinstance(sequence.failed, MemoryError) and "the layers of" in caplog.text
+    assert held(cache, TOKENS) == 0
+    settle(cache)
+
+
+@DEBUG_OR_NOT
+def test_what_a_failure_takes_from_a_sequence_is_not_free_before_its_layers_are_over(debug: bool) -> None:
+    """A step of its own fails while its next layers are being enqueued on another stream."""
+    cache = cache_of(part("path", Path()), debug=debug)
+    sim = Simulation("a", "b")
+    sequence = cache.open(TOKENS[:8])
+    sequence.grow(8)
+
+    enqueue(sim["a"], sequence, work=broken)
+    sim.drain()
+    sequence.grow(4)
+    sequence.fill(sim["b"])
+    ran: list[bool] = []
+    sim["b"].run(lambda: ran.append(True))
+    cache.poll()
+    assert isinstance(sequence.failed, MemoryError)
+    pool = cache.pool("path")
+    while not ran:
+        assert pool.at_hand < pool.capacity, "its layers may still write what it had"
+        sim["b"].advance()
+        cache.poll()
+    sim.drain()
+    cache.poll()
+    assert pool.at_hand == pool.capacity
+    settle(cache)
+
+
+def test_slots_that_went_to_another_owner_are_not_taken_back_from_it() -> None:
+    """Of every component that published: their slots were taken early from a step that fails."""
+    cache = cache_of(part("path", Path()), part("near", Window(40)), tokens=16)
+    sim = Simulation("a", "b")
+    first = cache.open(TOKENS[:16])
+    first.grow(16)
+    enqueue(sim["a"], first, work=broken)
+    first.close()
+    assert cache.evict(16) == {"path": 4, "near": 4}
+    second = cache.open([9] * 16)
+    second.grow(16)
+    sim.drain()
+    cache.poll()
+    assert isinstance(first.failed, MemoryError) and second.failed is None
+    enqueue(sim["b"], second)
+    second.close()
+    sim.drain()
+    cache.poll()
+    assert held(cache, [9] * 16) == 16
+    settle(cache)
+
+
+def test_a_copy_that_fails_behind_ends_the_sequence_and_takes_nothing_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cache = hybrid()
+    cached(cache, TOKENS[:8], 5)
+    sim = Simulation("a")
+    sequence = cache.open(TOKENS, leave=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(cache.core.shape.lane("state")), "work", lambda *_: broken)
+        sequence.fill(sim["a"])
+    sequence.grow(32)
+    sequence.commit()
+    assert sequence.publish() == 40
+    sim.drain()
+    cache.poll()
+    assert isinstance(sequence.failed, MemoryError) and not sequence.open
+    with pytest.raises(ProtocolError, match="ended when a step or copy failed"):
+        sequence.fill()
+    assert (held(cache, TOKENS), held(cache, TOKENS[:8])) == (8, 8), "what was built on it has gone with it"
     settle(cache)

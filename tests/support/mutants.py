@@ -344,7 +344,7 @@ MUTANTS: tuple[Mutant, ...] = (
            ("test", "test_fill_behind.py", "open_step_may_still_write")),
     Mutant("layers outside of steps are waited for by nobody", "operations/step.py", "fill_alone",
            "flight.alone[running] = (stream, since)", "",
-           ("test", "test_fill_behind.py", "comes_after_its_layers")),
+           ("test", "test_fill_behind.py", "comes_after_the_step")),
     Mutant("a flush forgets the layers outside of steps", "operations/teardown.py", "forget_everything",
            "core.flight.end_alone(running)\nrunning.core = None", "running.core = None",
            ("test", "test_fill_behind.py", "after_a_flush")),

@@ -1,21 +1,94 @@
-"""Which states go first: those that a later one on their path has passed, unless prompts part between them."""
+"""What eviction takes first: what was used longest ago, and before that what a later end of its own path has passed."""
 
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
-from prefixloom import Cache, Claim, Component, NodeView, Path, Point, Tier, hookimpl
+from prefixloom import Cache, Claim, Component, NodeView, Path, Point, Reach, Sinks, Tier, Window, hookimpl
 from prefixloom.contract.policy import BUILT_IN
 from prefixloom.testing.schedules.simulated import Simulation
 from tests.support.helpers import cache_of, held, part, run, serve, settle
 
-A, B, C = ([name] * 64 for name in (1, 2, 3))
+A, B, C, D = ([name] * 64 for name in (1, 2, 3, 4))
+DOCUMENTS = [[number] * 8 for number in range(7)]
+
+
+# ---------------------------------------------------------------- recency
+
+
+class Observing(Component):
+    """It asks to be told of publications and evictions, and leaves them as they are."""
+
+    @hookimpl
+    def commit_insert(self, walk: Any) -> None: ...
+
+    @hookimpl
+    def evict_component(self, node: Any, tier: str) -> Claim:
+        return Claim(keep=())
+
+
+def used(cache: Any, tokens: list[int], how: int) -> None:
+    """Use a document that is cached, in one of the ways in which it can be used."""
+    if how == 0:  # hit, and go on with another token
+        serve(cache, [*tokens, 50])
+    elif how < 3:  # compute it again, while the tree has it, in one step or published before its end
+        serve(cache, tokens, leave=len(tokens), chunk=4 if how == 2 else None)
+    else:
+        cache.lease(cache.match(tokens)).release()
+
+
+@pytest.mark.parametrize("kind", [Component, Observing])
+@pytest.mark.parametrize("reach", [Path(), Window(20), Point()], ids=repr)
+@pytest.mark.parametrize("seed", range(6))
+def test_the_least_recently_used_goes_first(seed: int, reach: Any, kind: type[Component]) -> None:
+    """Documents of one leaf each, so that no leaf hides another."""
+    rng = random.Random(seed)
+    mine = part("mine", reach, kind=kind)
+    cache = cache_of(mine, slots=24) if isinstance(reach, Path) else cache_of(part("keys", Path()), mine, slots=24)
+    order = list(range(len(DOCUMENTS)))
+    for number in order:
+        serve(cache, DOCUMENTS[number])
+    for _ in range(rng.randrange(12)):
+        number = rng.choice(order)
+        used(cache, DOCUMENTS[number], rng.randrange(4))
+        order.remove(number)
+        order.append(number)
+    while order:
+        for _ in range(4):  # a document that was split goes in parts
+            cache.evict({"mine": 1})
+            whole = [number for number in order if cache.peek(DOCUMENTS[number]) == 8]
+            if whole != order:
+                break
+        assert whole == order[1:], f"{order[0]} was used before {order[1:]}"
+        order = whole
+
+
+# ---------------------------------------------------------------- states that a later one has passed
 
 
 def with_states(slots: int, policy: str = "lru") -> Cache:
     return cache_of(part("path", Path()), part("state", Point()), tokens=4096, slots=slots, policy=policy)
+
+
+@pytest.mark.parametrize(
+    ("slots", "served", "left"),
+    [
+        (4, [(A, 16), (B, None), (C, None)], [(A[:16], 0), (A[:32], 0), (A[:48], 48), (A, 64)]),
+        (3, [(A, None), ([*A, *B], None), ([*A, *C], None), (D, None)], [(A, 64), ([*A, *B], 64), ([*A, *C], 128)]),
+        (3, [(A, 32), ([*A[:32], *B], None), (C, None)], [(A, 32), (A[:32], 32), ([*A[:32], *B], 96), (C, 64)]),
+    ],
+    ids=["first passed goes first", "where prompts part none is passed", "resumed at is not passed"],
+)
+def test_state_that_a_later_one_has_passed_goes_first(slots: int, served: Any, left: Any) -> None:
+    """``served``: prompts with the tokens of their steps. ``left``: prompts with what they hit afterwards."""
+    cache = with_states(slots)
+    for prompt, chunk in served:
+        serve(cache, prompt, chunk=chunk)
+    assert [held(cache, [*prompt, 7]) for prompt, _ in left] == [length for _, length in left]
+    settle(cache)
 
 
 @pytest.mark.parametrize("policy", BUILT_IN)
@@ -27,38 +100,6 @@ def test_a_long_prompt_costs_the_ends_of_others_nothing(policy: str) -> None:
     serve(cache, [9] * 64, chunk=4)
     assert [held(cache, prompt) for prompt in (A, B, [9] * 64)] == [64, 64, 64]
     settle(cache)
-
-
-def test_of_the_passed_the_one_goes_first_that_was_passed_first() -> None:
-    cache = with_states(4)
-    serve(cache, A, chunk=16)  # 16, 32, 48 are passed
-    serve(cache, B)
-    serve(cache, C)
-    assert [held(cache, [*A[:n], 7]) for n in (16, 32, 48, 64)] == [0, 0, 48, 64]
-
-
-def test_a_next_turn_passes_the_end_of_the_last_one() -> None:
-    cache = with_states(3)
-    for prompt in (A, B, [*B, *C], C):
-        serve(cache, prompt)
-    assert [held(cache, [*prompt, 7]) for prompt in (A, B, [*B, *C], C)] == [64, 0, 128, 64]
-
-
-def test_where_prompts_part_the_state_above_is_not_passed() -> None:
-    cache = with_states(3)
-    serve(cache, A)
-    serve(cache, [*A, *B])  # passes it
-    serve(cache, [*A, *C])  # and here is another way to go on
-    serve(cache, [4] * 64)
-    assert [held(cache, [*prompt, 7]) for prompt in (A, [*A, *B], [*A, *C])] == [64, 64, 128]
-
-
-def test_a_state_that_is_resumed_at_is_not_passed_any_more() -> None:
-    cache = with_states(3)
-    serve(cache, A, chunk=32)  # 32 is passed
-    assert serve(cache, [*A[:32], *B]) == 32  # the prompts part here
-    serve(cache, C)
-    assert [held(cache, [*prompt, 7]) for prompt in (A, A[:32], [*A[:32], *B], C)] == [32, 32, 96, 64]
 
 
 def test_state_is_not_passed_any_more_when_the_step_fails_that_wrote_the_one_below() -> None:
@@ -101,9 +142,9 @@ def test_prompts_that_part_later_take_it_back() -> None:
         run(sequence, 64)
     for sequence in both:  # the first passes the end of A, the second parts from it there
         sequence.close()
-    serve(cache, [4] * 64)
+    serve(cache, D)
     cache.evict({"state": 2})
-    assert [held(cache, [*prompt, 7]) for prompt in (A, [*A, *C], [4] * 64)] == [64, 64, 64]
+    assert [held(cache, [*prompt, 7]) for prompt in (A, [*A, *C], D)] == [64, 64, 64]
     settle(cache)
 
 
@@ -151,10 +192,8 @@ def test_no_end_and_nothing_resumed_at_goes_while_a_passed_state_may(seed: int) 
         if passed and rng.random() < 0.3:
             again = rng.choice(passed)
             cache.open([*again, 7]).abort()
-            count = cache.stats().components["state"].cached - len(ends)
-            assert cache.evict({"state": count}) == {
-                "state": count
-            }  # all that are passed, and the end used longest ago
+            count = cache.stats().components["state"].cached - len(ends)  # all passed, and the end used longest ago
+            assert cache.evict({"state": count}) == {"state": count}
             assert held(cache, [*again, 7]) == len(again), "it was used last"
             resumed += 1
             for each in talks:
@@ -176,3 +215,31 @@ def test_a_state_that_the_tree_has_is_not_evicted_for_a_copy_when_it_is_publishe
     for sequence in (first, second):
         sequence.close()
     assert cache.peek([*range(8), 99]) == 8
+
+
+# ---------------------------------------------------------------- windows that a sequence only passed
+
+LONG = list(range(100, 124))
+OTHER = [7] * 8
+
+
+@pytest.mark.parametrize(
+    ("reach", "forks", "left"),
+    [(Window(4), False, (0, 8, 24)), (Window(4), True, (8, 0, 24)), (Sinks(4) | Window(4), False, (8, 0, 24))],
+    ids=["passed goes before an older end", "where prompts part", "needed at the end of the path"],
+)
+def test_windows_that_were_refilled_where_a_sequence_only_passed_go_first(
+    reach: Reach, forks: bool, left: tuple[int, ...]
+) -> None:
+    """LONG ends at 8 and 24. Its windows were evicted, OTHER was served, and LONG was computed again in one step."""
+    cache = cache_of(part("path", Path()), part("near", reach))
+    serve(cache, LONG[:8])
+    serve(cache, LONG)
+    if forks:
+        serve(cache, [*LONG[:8], 50, 51, 52, 53])
+    cache.evict({"near": cache.stats().components["near"].cached})
+    serve(cache, OTHER)
+    assert serve(cache, LONG) == 0
+    while cache.peek(LONG[:8]) and cache.peek(OTHER):
+        cache.evict({"near": 1})
+    assert (cache.peek(LONG[:8]), cache.peek(OTHER), cache.peek(LONG)) == left
