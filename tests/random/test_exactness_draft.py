@@ -11,7 +11,6 @@ from functools import cache as once
 from typing import Any
 
 import pytest
-import torch
 
 from prefixloom import Buffer, Component, CompositionError, Manifest, Path, ProtocolError
 from prefixloom.cache.cache import Cache
@@ -22,7 +21,7 @@ from prefixloom.testing.toy import composition
 from prefixloom.testing.toy.draft import DraftedModel
 from prefixloom_full import FullComponent
 from tests.support.sampling import slow
-from tests.support.traffic import NO_ROWS, TOLERANCE, Traffic, composed, distance, prompt
+from tests.support.traffic import TOLERANCE, Traffic, composed, distance, prompt
 
 MOVED = 1e-4
 """What one wrong entry moves at least; measured: 0.02 and more."""
@@ -97,70 +96,7 @@ def settled(traffic: DraftTraffic) -> None:
         assert (figures.leased, figures.running) == (0, 0)
 
 
-@PAGES
-@EACH
-def test_with_the_same_row_partition_no_bit_of_logits_or_guesses_changes(name: str, page: int) -> None:
-    model, rng, cache = drafted(name), random.Random(page), cache_of(name, page, tokens=320, slots=12, debug=False)
-    known, hits = [prompt(rng, 40)], 0
-    for _ in range(20):
-        base = rng.choice(known[-3:])
-        kept = rng.choice((len(base), rng.randrange(len(base) + 1)))
-        tokens = (base[:kept] + prompt(rng, rng.randrange(2, 30)))[:90]
-        known.append(tokens)
-        with cache.open(tokens, leave=1) as sequence:
-            start, rows = sequence.ready, [NO_ROWS]
-            hits += start > 0
-            for end in (rng.randrange(start, len(tokens)) // page * page, len(tokens) // page * page, len(tokens)):
-                rows.append(model.compute(cache, sequence, chunk=page, upto=max(end, sequence.committed)))
-                sequence.publish()
-            assert torch.equal(torch.cat(rows), model.reference(tokens, chunk=page)[start:])
-            assert torch.equal(model.guesses(sequence), model.reference_guesses(tokens, chunk=page)[start:])
-        if rng.random() < 0.3:
-            cache.evict({rng.choice(cache.composition.parts).name: 3})
-    assert hits > 2
-
-
-@PAGES
-def test_a_restored_draft_page_is_the_live_one(page: int) -> None:
-    cache, model, tokens = cache_of("F", page), drafted("F"), prompt(random.Random(page), 50)
-    pool = cache.pool("draft")
-    with cache.open(tokens) as live:
-        model.compute(cache, live)
-        kept = {name: content[:, live.pages("draft")].clone() for name, content in pool.buffers.items()}
-    with cache.open([*tokens, 3], leave=1) as restored:
-        assert restored.ready == 49 // page * page
-        slots = restored.pages("draft")
-        for name, content in pool.buffers.items():
-            assert torch.equal(content[:, slots], kept[name][:, : len(slots)])
-
-
-def test_an_entry_waits_for_its_token_and_is_written_before_it_can_be_published() -> None:
-    """The last position's token is sampled after the step; until it is named, no boundary behind it is published."""
-    cache, model, tokens = cache_of("F", 4), drafted("F"), prompt(random.Random(4), 24)
-    with cache.open(tokens) as sequence:
-        logits = model.compute(cache, sequence)
-        assert (len(model.guesses(sequence)), sequence.publishable) == (23, 20)
-        sampled, _ = model.decode(cache, sequence, logits, 1)
-        assert (len(model.guesses(sequence)), sequence.publishable) == (24, 24)
-    full = [*tokens, *sampled]
-    with cache.open([*full, 5], leave=1) as sequence:
-        assert sequence.ready == 24
-        model.compute(cache, sequence)
-        assert distance(model.guesses(sequence), model.reference_guesses([*full, 5])[24:]) < TOLERANCE
-
-
 # ---------------------------------------------------------------- it really depends on the next token
-
-
-def test_a_prompt_that_parts_after_a_boundary_hits_one_page_less() -> None:
-    cache, model = cache_of("F", 4), drafted("F")
-    tokens = prompt(random.Random(6), 50)
-    other = [*tokens[:48], (tokens[48] + 1) % 97, 7]
-    model.run(cache, tokens)
-    with cache.open(other, leave=1) as sequence:
-        assert sequence.ready == 44, "the entry of 47 is made of the token at 48"
-        model.compute(cache, sequence)
-        assert distance(model.guesses(sequence), model.reference_guesses(other)[44:]) < TOLERANCE
 
 
 @pytest.mark.parametrize("lookahead", [0, 1])

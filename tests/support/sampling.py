@@ -36,7 +36,6 @@ EVERY = {
     "test_whatever_a_policy_answers_the_books_are_right_after_every_operation": 3,
     "test_no_boundary_is_lost_by_what_falls": 4,
     "test_a_queue_that_raises_anywhere_is_dismissed_and_nothing_is_lost": 3,
-    "test_checkpoints_that_are_kept_while_running_are_exact": 3,
     "test_over_random_traffic_every_composition_is_exact": 3,
     "test_with_the_same_row_partition_the_cache_changes_no_bit": 3,
     "test_what_is_restorable_is_what_sets_say_and_comes_back_as_it_was": 4,
@@ -51,7 +50,6 @@ EVERY = {
     "test_only_the_request_that_makes_the_model_raise_ends_with_an_error": 3,
     "test_only_the_request_whose_logits_are_not_finite_ends_and_nothing_of_that_pass_is_hit": 5,
     "test_whatever_bad_requests_there_are_good_ones_are_answered_as_without_them": 5,
-    "test_random_operations_agree_with_the_sets": 2,
 }
 """Of these parametrized tests each so many-th case runs by default; the others are marked slow."""
 
