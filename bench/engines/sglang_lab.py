@@ -16,7 +16,8 @@ from bench.engines.sglang import SGLangCache, checkpoint_kv_cache, release_kv_ca
 from bench.engines.sglang_sizes import SGLangOptions, sglang_sizes
 from bench.engines.stand_ins import imported
 from prefixloom import Tokens
-from prefixloom.lab.beside.peer import MemoryKind, NotSized, PeerCache, PeerFull, PeerMatch, PeerPool, PeerUse
+from prefixloom.lab.beside.peer import MemoryKind, NotSized, PeerCache, PeerFull, PeerMatch
+from prefixloom.lab.replay import PoolFigures
 
 with imported("sglang", "0.5.23"):
     from sglang.srt.mem_cache.allocation import alloc_paged_token_slots_extend, alloc_token_slots
@@ -78,14 +79,9 @@ class SGLangBeside(PeerCache):
         )
         self._cache, self._rows, self._allocator = self._made.cache, self._made.rows, self._made.allocator
         self.grain = max(STATE_CHUNK, options.page) if sizes.states and options.extra_buffer else options.page
-        page, bytes_of = options.page, {each.kind: each.bytes for each in kinds}
-        counts = {"path": sizes.tokens, "window": sizes.window_tokens}
-        self.pools = [
-            PeerPool(self._names[kind], count // page, page, bytes_of[kind] * page)
-            for kind, count in counts.items() if count
-        ]  # fmt: skip
-        if sizes.states:
-            self.pools.append(PeerPool(self._names["state"], sizes.states, 0, bytes_of["state"]))
+        self._bytes = {each.kind: each.bytes for each in kinds}
+        counts = {"path": sizes.tokens, "window": sizes.window_tokens, "state": sizes.states}
+        self._counts = {kind: count for kind, count in counts.items() if count}
         self.sizing = [*sizes.sentences, f"hits end at multiples of {self.grain} tokens"]
         self._evicted: Counter[str] = Counter()
         self._found: Any = None
@@ -155,12 +151,10 @@ class SGLangBeside(PeerCache):
         return min(tokens, self._window + 2 * self._chunk)
 
     def holds(self, length: int) -> bool:
-        pools = {pool.name: pool for pool in self.pools}
-        full = pools[self._names["path"]]
-        if length >= self._longest or length + 2 * self._page > full.capacity * self._page:
+        if length >= self._longest or length + 2 * self._page > self._counts["path"]:
             return False
-        window = pools.get(self._names.get("window", ""))
-        return window is None or self._of_window(length) + 2 * self._page <= window.capacity * self._page
+        window = self._counts.get("window")
+        return window is None or self._of_window(length) + 2 * self._page <= window
 
     # ------------------------------------------------------------ requests
     def open(self, tokens: Tokens, namespace: str, end: int) -> tuple[SGLangOpened, PeerMatch]:
@@ -236,12 +230,14 @@ class SGLangBeside(PeerCache):
         self._made.take_states_back(request)
 
     # ------------------------------------------------------------ figures
-    def uses(self) -> Mapping[str, PeerUse]:
+    def pools(self) -> Mapping[str, PoolFigures]:
         found = {}
-        for kind, pool in zip((kind for kind in LETTERS if kind in self._names), self.pools, strict=True):
-            unit = 1 if kind == "state" else self._page
-            running = pool.capacity - self._room(kind) // unit
-            found[pool.name] = PeerUse(self._evictable(kind) // unit, running, self._evicted[kind] // unit)
+        for kind, count in self._counts.items():
+            unit, tokens = (1, 0) if kind == "state" else (self._page, self._page)
+            capacity, cached, evicted = count // unit, self._evictable(kind) // unit, self._evicted[kind] // unit
+            running = capacity - self._room(kind) // unit
+            size = self._bytes[kind] * unit
+            found[self._names[kind]] = PoolFigures(capacity, tokens, size, cached, running, evicted)
         return found
 
     def states(self) -> int:

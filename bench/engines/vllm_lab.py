@@ -15,7 +15,8 @@ from bench.engines.stand_ins import imported
 from bench.engines.vllm import KVCacheGroupSpec, Managed, spec_of
 from bench.engines.vllm_sizes import vllm_sizes
 from prefixloom import PageChain, Tokens
-from prefixloom.lab.beside.peer import MemoryKind, NotSized, PeerCache, PeerFull, PeerMatch, PeerPool, PeerUse
+from prefixloom.lab.beside.peer import MemoryKind, NotSized, PeerCache, PeerFull, PeerMatch
+from prefixloom.lab.replay import PoolFigures
 
 with imported("vllm", "0.33.0"):
     from vllm.v1.core.kv_cache_planning import _get_kv_cache_groups_uniform_page_size
@@ -59,8 +60,7 @@ class VLLMBeside(Managed, PeerCache):
             drafts=drafts, in_flight=2 * chunk, retention=None if "dense" in setting else 0,
         )  # fmt: skip
         self._check_unit()
-        page_tokens = sizes.page if all(each.kind == "path" for each in kinds) else 0
-        self.pools = [PeerPool(POOL, sizes.blocks - 1, page_tokens, sizes.block_bytes)]
+        self._page_tokens = sizes.page if all(each.kind == "path" for each in kinds) else 0
         self.sizing = [f"{sizes.blocks - 1:,} blocks of {sizes.page} tokens and {sizes.block_bytes:,} bytes"]
         self.sizing += [*sizes.sentences, f"hits end at multiples of {self.grain} tokens"]
         self._evicted: Counter[int] = Counter()
@@ -176,10 +176,12 @@ class VLLMBeside(Managed, PeerCache):
         if self.manager.allocate_slots(request, count) is None:
             raise PeerFull(POOL, "no blocks are left")
 
-    def uses(self) -> Mapping[str, PeerUse]:
-        pool = self.manager.block_pool
+    def pools(self) -> Mapping[str, PoolFigures]:
+        pool, sizes = self.manager.block_pool, self._sizes
         cached = sum(block.ref_cnt == 0 and block.block_hash is not None for block in pool.blocks)
-        return {POOL: PeerUse(cached, pool.num_gpu_blocks - 1 - pool.get_num_free_blocks(), self._evicted.total())}
+        running = pool.num_gpu_blocks - 1 - pool.get_num_free_blocks()
+        taken = cached, running, self._evicted.total()
+        return {POOL: PoolFigures(sizes.blocks - 1, self._page_tokens, sizes.block_bytes, *taken)}
 
     def states(self) -> int:
         groups = [at for at, each in enumerate(self._sizes.groups) if each.kind == "state"]

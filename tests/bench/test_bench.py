@@ -162,7 +162,7 @@ def test_only_one_module_of_the_workloads_uses_internals_of_prefixloom() -> None
     for source in sorted((ROOT / "bench").rglob("*.py")):
         public = {"", "storage", "storage.checksum"}
         if source.parent.name == "engines":  # adapters keep the contracts of kit and lab, and ours shows its books
-            public |= {"lab.beside.peer", "testing.foreign.contract", "testing.inside"}
+            public |= {"lab.beside.peer", "lab.replay", "testing.foreign.contract", "testing.inside"}
         public |= {"lab", "lab.bounds", "lab.recordings.recording"}
         for node in ast.walk(ast.parse(source.read_text())):
             if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "prefixloom":

@@ -14,7 +14,6 @@ from typing import Any
 
 from tests.engines.running import Bench, Failed, scene
 from tests.engines.theirs import theirs
-from tests.engines.theirs_sglang import theirs_of_sglang
 from tests.engines.verdict import BEHIND, cached, judge
 from tests.engines.worlds import WAYS
 
@@ -123,7 +122,7 @@ def killed(bench: Bench, shared: dict[str, Any], label: str) -> bool:
                 told["hold"] = hold
                 run = f"{label} {client} {victim} {mode}"
                 try:
-                    found = bench.run(told, run, settings, child_module="kill_vllm", plugins=["hold_vllm"])
+                    found = bench.run(told, run, settings, child_module="kill_vllm", plugins=["hold"])
                 except Failed as failed:
                     print(f"FAILED {failed}")
                     return False
@@ -206,9 +205,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 well &= comparison(bench, shared_of(bench, model, 40), modes, f"{engine} {model} short")
         return 0 if well else 1
     bench = bench_of(told.engine)
-    if told.verb == "theirs" and told.engine == "sglang":
-        print("\n".join(theirs_of_sglang(bench, told.source)))
-        return 0
     if told.verb == "theirs":
         lines, enough = theirs(bench, told.source, told.version)
         print("\n".join(lines))

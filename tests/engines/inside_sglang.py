@@ -260,4 +260,4 @@ def pytest_runtest_call(item: Any) -> Any:
     try:
         return (yield)
     finally:
-        item.user_properties.append(("caches", MADE - before))
+        item.user_properties.append(("ours", MADE - before))

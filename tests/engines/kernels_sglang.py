@@ -4,7 +4,7 @@ SGLang takes them from its library ``sgl_kernel``, of which there is no build fo
 scheduler, pools, workers and attention classes are its own and unchanged. Only what they call at the end is this:
 plain loops over the requests of a batch, for chains of drafts and for trees.
 
-``repair_sglang`` puts them in place, for all runs: with SGLang's own cache, with ours, and without one.
+``plugins_sglang.repair`` puts them in place, for all runs: with SGLang's own cache, with ours, and without one.
 """
 
 from __future__ import annotations

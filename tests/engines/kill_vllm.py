@@ -20,8 +20,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.engines.hold_vllm import ARMED, HELD
 from tests.engines.models import VOCABULARY
+from tests.engines.plugins_vllm import ARMED, HELD
 from tests.engines.serve_vllm import options
 from tests.engines.traffic import FIRST_TOKEN
 

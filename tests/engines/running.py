@@ -62,7 +62,7 @@ class Bench:
     ) -> dict[str, Any] | None:  # fmt: skip
         """Run one child to its end, or kill it once ``stop_after`` says so of the number of answers.
 
-        ``plugins``: modules of this package that the engine runs in each of its processes.
+        ``plugins``: functions of ``plugins_ENGINE`` that the engine runs in each of its processes.
         """
         files = self.folder / "runs" / label.replace(" ", "-")
         files.mkdir(parents=True, exist_ok=True)
@@ -71,14 +71,11 @@ class Bench:
             old.unlink(missing_ok=True)
         (files / "told.json").write_text(json.dumps({**told, "result": str(result), "progress": str(progress)}))
         own = dict(settings or {})
-        plugins = [f"repair_{self.engine}", *plugins]
+        plugins = ["repair", *plugins, *(each for each in ("spoil", "blind") if told[each])]
         if told["spoil"]:
-            plugins.append(f"spoil_{self.engine}")
             own["SPOIL"] = told["mode"]
-        if told["blind"]:
-            plugins.append(f"blind_{self.engine}")
         if told["draft"]:
-            plugins.append("drafts_sglang")
+            plugins.append("drafts")
             own["DRAFTS"] = str(files / "drafts")
             (files / "drafts").unlink(missing_ok=True)
         own["PYTHONPATH"] = str(self._entries(files, plugins))
@@ -146,12 +143,12 @@ class Bench:
         paths = [more.get("PYTHONPATH"), str(ROOT), found.get("PYTHONPATH")]
         return {**found, **more, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
-    def _entries(self, files: Path, modules: Sequence[str]) -> Path:
+    def _entries(self, files: Path, plugins: Sequence[str]) -> Path:
         """A folder with entry points for the engine's processes."""
         info = files / "entry" / "engine_entries-0.dist-info"
         info.mkdir(parents=True, exist_ok=True)
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: engine-entries\nVersion: 0\n")
-        points = [f"{module} = tests.engines.{module}:register\n" for module in modules]
+        points = [f"{name} = tests.engines.plugins_{self.engine}:{name}\n" for name in plugins]
         (info / "entry_points.txt").write_text(f"[{PLUGINS[self.engine]}]\n" + "".join(points))
         return files / "entry"
 

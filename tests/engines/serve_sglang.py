@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.engines.drafts_sglang import read
 from tests.engines.driving import Answer, drive, finish, margin
+from tests.engines.plugins_sglang import drafts_in
 from tests.engines.traffic import Turn
 from tests.engines.worlds import ADAPTERS, SALTS
 
@@ -100,7 +100,7 @@ def main() -> None:
 
     result = drive(told, generate)
     if told["draft"]:
-        drafts = read(Path(os.environ["DRAFTS"]))
+        drafts = drafts_in(Path(os.environ["DRAFTS"]))
         for answer in result["answers"]:
             answer["drafts"] = drafts.get(answer["name"], {})
     time.sleep(2)  # idle: the scheduler checks its pools

@@ -1,7 +1,7 @@
-"""Runs vLLM's own unit tests, once as they are and once with our cache in place, and compares the outcomes.
+"""Runs an engine's own unit tests, once as they are and once with our cache in place, and compares the outcomes.
 
-The tests come from its source distribution, or from a folder that has them (``--source``). Nothing of them is kept
-here. SGLang's distributions have no tests.
+vLLM's tests come from its source distribution, or from a folder that has them (``--source``). SGLang's distributions
+have no tests, so they come from the folder ``test`` of a checkout. Nothing of them is kept here.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import subprocess
 import tarfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -30,6 +30,14 @@ VLLM_FILES = (
     "v1/kv_offload/tiering/test_tiering_offloading.py",
 )  # fmt: skip
 """The files whose tests make a scheduler, or vLLM's own host tier. In others nothing of ours has a place."""
+SGLANG_FILES = tuple(
+    f"registered/unit/mem_cache/{each}.py"
+    for each in (
+        "test_unified_radix_cache_unittest", "test_radix_cache_unit", "test_swa_unittest", "test_mamba_unittest",
+        "test_radix_cache_slru_accuracy", "test_radix_force_miss", "test_swa_eviction_boundary",
+        "test_mamba_path_state_cap", "test_decode_radix_lock_ref", "test_registry",
+    )
+)  # fmt: skip
 ENOUGH = 0.95
 """The share of applicable tests that must pass."""
 
@@ -63,7 +71,9 @@ REASONS = {
     "failed to be inspected": "of images, and torch's library for them is not installed",
     "CUDA": "needs a GPU",
 }
-"""Why a test does not pass with vLLM alone here, by a part of what it says."""
+"""Why a test does not pass without ours here, by a part of what it says."""
+NOT_APPLICABLE = "not applicable: "
+"""What ``inside_sglang`` says of a test that looks into SGLang's tree, or needs a flag that we refuse."""
 REFUSED = ("has layers of CrossAttentionSpec", "takes no part in prefix caching", "pipeline_parallel_size is")
 """What the connector says of models and ways to run that it refuses."""
 OTHER_PURPOSE = {
@@ -89,7 +99,7 @@ class Outcome:
     """passed, failed, or skipped."""
     says: str = ""
     ours: bool = False
-    """Whether our connector or our order of eviction was in a scheduler or a tier that the test made."""
+    """Whether the test made a scheduler, a tier or a cache in which ours was."""
 
 
 def outcomes(report: Path) -> dict[str, Outcome]:
@@ -100,7 +110,7 @@ def outcomes(report: Path) -> dict[str, Outcome]:
         for child in case:
             if child.tag in ("failure", "error"):
                 kind, says = "failed", (child.get("message") or "").strip()
-            elif child.tag == "skipped":
+            elif child.tag == "skipped" and kind == "passed":
                 kind, says = "skipped", (child.get("message") or "").strip()
         ours = any(each.get("name") == "ours" and each.get("value") != "0" for each in case.iter("property"))
         found[f"{case.get('classname')}::{case.get('name')}"] = Outcome(kind, says, ours)
@@ -136,26 +146,22 @@ def offline_hub(folder: Path) -> Path:
     return folder
 
 
-def run_tests(bench: Bench, tests: Path, files: Sequence[str], inside: bool) -> dict[str, Outcome]:
-    """Run these files, with our cache in place or without."""
-    hub = offline_hub(bench.folder / "theirs" / "hub")
-    return outcomes(bench.test(tests, files, inside, {"HF_HOME": str(hub)}))
-
-
 def file_of(name: str) -> str:
-    """The file of a test, as a path below vLLM's tests."""
+    """Return the file of a test, as a path below the engine's tests."""
     parts = [part for part in name.split("::")[0].split(".") if not part[:1].isupper()]
     return "/".join(parts).removeprefix("tests/") + ".py"
 
 
 def reason_of(says: str) -> str:
-    """Why a test does not pass with vLLM alone, in a few words."""
+    """Why a test does not pass without ours, in a few words."""
     first = (says.splitlines() or ["no reason given"])[0]
     return next((why for part, why in REASONS.items() if part in says), first[:100].replace("|", "/"))
 
 
 def purpose_of(name: str, says: str) -> str | None:
     """Why a test that fails with ours in place is none that it could pass."""
+    if says.startswith(NOT_APPLICABLE):
+        return says.splitlines()[0].removeprefix(NOT_APPLICABLE)
     if any(part in says for part in REFUSED):
         return "of what this connector refuses"
     return next((why for part, why in OTHER_PURPOSE.items() if part in name), None)
@@ -164,9 +170,9 @@ def purpose_of(name: str, says: str) -> str | None:
 def table(plain: Mapping[str, Outcome], inside: Mapping[str, Outcome]) -> tuple[list[str], bool]:
     """One line for each file, the sum below, and whether at least 95% of what is applicable passes.
 
-    A test is applicable if it passes with vLLM alone, ours is in place in it, and its purpose is one that ours has.
+    A test is applicable if it passes without ours, ours is in place in it, and its purpose is one that ours has.
     """
-    lines = ["| file | tests | pass with vLLM alone | have ours in place | of these pass | why not |",
+    lines = ["| file | tests | pass without ours | have ours in place | of these pass | why not |",
              "|---|---|---|---|---|---|"]  # fmt: skip
     counts: dict[str, Counter[str]] = {}
     reasons: dict[str, Counter[str]] = {}
@@ -177,7 +183,7 @@ def table(plain: Mapping[str, Outcome], inside: Mapping[str, Outcome]) -> tuple[
         why = reasons.setdefault(file_of(name), Counter())
         counter["tests"] += 1
         if before.kind != "passed":
-            why[f"{before.kind} with vLLM alone: {reason_of(before.says)}"] += 1
+            why[f"{before.kind} without ours: {reason_of(before.says)}"] += 1
             continue
         counter["alone"] += 1
         if not after.ours and after.kind == "passed":
@@ -204,6 +210,19 @@ def row(name: str, counter: Counter[str], said: str) -> str:
 
 
 def theirs(bench: Bench, source: Path | None, version: str | None = None) -> tuple[list[str], bool]:
-    """The table for one engine, and whether enough passes."""
-    tests = source or vllm_tests(bench, version or RELEASES[bench.engine].versions[0])
-    return table(run_tests(bench, tests, VLLM_FILES, False), run_tests(bench, tests, VLLM_FILES, True))
+    """Return the table for one engine, and whether enough passes."""
+    if bench.engine == "vllm":
+        tests = source or vllm_tests(bench, version or RELEASES[bench.engine].versions[0])
+        settings = {"HF_HOME": str(offline_hub(bench.folder / "theirs" / "hub"))}
+        plain, inside = (outcomes(bench.test(tests, VLLM_FILES, ours, settings)) for ours in (False, True))
+        return table(plain, inside)
+    if source is None:
+        raise SystemExit("SGLang's distributions have no tests: --source is the folder 'test' of its repository")
+    settings = {
+        "SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND": "python",  # the tree into which SGLang's tests look
+        "SGLANG_TEST_MAX_RETRY": "0",
+    }
+    plain = outcomes(bench.test(source, SGLANG_FILES, False, settings))
+    chosen = bench.folder / "theirs" / "only"
+    chosen.write_text("\n".join(name for name, outcome in plain.items() if outcome.kind == "passed"))
+    return table(plain, outcomes(bench.test(source, SGLANG_FILES, True, {**settings, "OURS_ONLY": str(chosen)})))

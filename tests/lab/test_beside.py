@@ -24,16 +24,14 @@ from prefixloom.lab.beside.peer import (
     PeerCache,
     PeerFull,
     PeerMatch,
-    PeerPool,
     PeerUnavailable,
-    PeerUse,
     find_peer,
     memory_kinds,
 )
 from prefixloom.lab.beside.peer_replay import PeerReplay
 from prefixloom.lab.beside.side_by_side import best, computed_by_reason, differences, explanation, table
 from prefixloom.lab.beside.sides import check_beside, replay_beside
-from prefixloom.lab.replay import PoolRoom
+from prefixloom.lab.replay import PoolFigures, PoolRoom
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 GIB = 1 << 30
@@ -83,8 +81,6 @@ class OursAsPeer(PeerCache):
         self._cache, self._room = cache, PoolRoom(cache, chunk)
         self.running = 0
         self.grain = cache.composition.page
-        part = cache.composition.parts[0]
-        self.pools = [PeerPool(part.name, part.capacity, part.page_tokens, 1)]
         self.sizing = ["as composed"]
 
     @classmethod
@@ -116,9 +112,9 @@ class OursAsPeer(PeerCache):
         with self._cache.step((request.sequence,)) as step:
             step.run_ops()
 
-    def uses(self) -> Mapping[str, PeerUse]:
+    def pools(self) -> Mapping[str, PoolFigures]:
         return {
-            name: PeerUse(each.cached, each.running, each.evicted)
+            name: PoolFigures(each.capacity, each.page_tokens, 1, each.cached, each.running, each.evicted)
             for name, each in self._cache.stats().components.items()
         }
 

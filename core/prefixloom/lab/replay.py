@@ -18,12 +18,13 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Literal
 
+import attrs
+
 from ..cache.cache import Cache
 from ..cache.match_plan import MatchPlan
 from ..cache.sequence import Sequence
 from ..errors import CapacityError, InputError
 from ..insight.explanation import Explanation
-from ..insight.stats import CacheStats
 from ..keys.tokens import Tokens, encode
 from .outcome import GONE, NEW, ROUNDED, PoolUse, ReplayOutcome, Tally
 from .seen import SeenPrefixes
@@ -39,6 +40,7 @@ CLOSELY = 64
 """One of so many requests is looked at closely: how deep each component alone could have resumed."""
 
 
+@attrs.define(eq=False)
 class Active:
     """A request that was taken from the trace and is not done.
 
@@ -48,35 +50,40 @@ class Active:
     ``first``    when the first token of its answer came; -1: not yet
     """
 
-    __slots__ = (
-        "alone",
-        "computed",
-        "decoded",
-        "end",
-        "event",
-        "first",
-        "hit",
-        "ideal",
-        "launched",
-        "limited_by",
-        "named",
-        "number",
-        "request",
-        "restored",
-        "sequence",
-        "tokens",
-        "walked",
-    )  # fmt: skip
+    request: LabRequest
+    number: int
+    ideal: int
+    sequence: Any = None
+    tokens: Tokens = attrs.field(factory=Tokens)
+    named: Tokens = attrs.field(factory=Tokens)
+    launched: int = 0
+    end: int = 0
+    decoded: int = 0
+    computed: int = 0
+    event: int = 0
+    hit: int = -1
+    restored: int = -1
+    walked: int = -1
+    first: float = -1.0
+    limited_by: str | None = None
+    alone: Mapping[str, int] | None = None
 
-    def __init__(self, request: LabRequest, number: int, ideal: int) -> None:
-        self.request, self.number, self.ideal = request, number, ideal
-        self.sequence: Any = None
-        self.tokens = self.named = Tokens()
-        self.launched = self.end = self.decoded = self.computed = self.event = 0
-        self.hit = self.restored = self.walked = -1
-        self.first = -1.0
-        self.limited_by: str | None = None
-        self.alone: Mapping[str, int] | None = None
+
+@attrs.frozen
+class PoolFigures:
+    """A pool of a side, in pages: what it has cached, what running requests hold, and what it has ever evicted.
+
+    ``page_tokens`` is 0 where a page has no fixed number of tokens: a state, or a shared block. ``rest_bytes`` are the
+    bytes of a page that is cached, where they differ.
+    """
+
+    capacity: int
+    page_tokens: int
+    page_bytes: int
+    cached: int = 0
+    running: int = 0
+    evicted: int = 0
+    rest_bytes: int = 0
 
 
 class Serving(ABC):
@@ -93,15 +100,18 @@ class Serving(ABC):
     ``chunk``    the most tokens of a prompt that one step computes
     ``stride``   tokens that are decoded between two looks at a request
     ``leave``    so many tokens of a prompt are computed at least: an engine needs the last one's logits
+    ``names``    of the trace, the model and the policy, as the outcome has them
     """
 
     def __init__(
         self, *, page: int, grain: int, chunk: int, stride: int, service: Service | None,
-        told: Callable[[int, float], None] | None, trace: str, leave: int = 1,
+        told: Callable[[int, float], None] | None, names: tuple[str, str, str], leave: int = 1,
     ) -> None:  # fmt: skip
-        self._service, self._told, self._trace, self._leave = service, told, trace, leave
+        self._service, self._told, self._names, self._leave = service, told, names, leave
         self._page, self._grain, self._chunk, self._stride = page, grain, chunk, stride
         self._stateful = self._expires = False
+        self._before: Mapping[str, PoolFigures] = {}
+        """The pools before the first request, which a subclass notes."""
         self._publishes = False  # answers
         self._seen = SeenPrefixes(page)
         self._tally = Tally()
@@ -122,8 +132,8 @@ class Serving(ABC):
         """There was no room: nothing is admitted before a request ends."""
 
     @abstractmethod
-    def outcome(self) -> ReplayOutcome:
-        """What was measured so far."""
+    def _pools(self) -> Mapping[str, PoolFigures]:
+        """Return the figures of each pool at this moment."""
 
     @abstractmethod
     def _holds(self, length: int) -> bool:
@@ -145,9 +155,9 @@ class Serving(ABC):
     def _decode(self, active: Active, count: int) -> None:
         """Decode ``count`` tokens. CapacityError: nothing changed."""
 
-    @abstractmethod
-    def _sample(self) -> None:
-        """Note the use of memory at this moment."""
+    def _states_made(self, components: Mapping[str, PoolUse]) -> int:
+        """Return how many states the cache has taken."""
+        return sum(each.made for each in components.values() if not each.page_tokens)
 
     def _at(self, now: float) -> None:
         """The virtual time is ``now``."""
@@ -418,9 +428,52 @@ class Serving(ABC):
             tally.looked_at += count
             tally.alone.update(active.alone)
         if tally.sample_due():
-            self._sample()
+            pools = self._pools()
+            tally.sampled(
+                self._now - (self._first or 0.0),
+                {name: each.cached * (each.rest_bytes or each.page_bytes) for name, each in pools.items()},
+                {name: each.running * each.page_bytes for name, each in pools.items()},
+            )
         if self._told is not None:
             self._told(tally.requests, self._now)
+
+    def outcome(self) -> ReplayOutcome:
+        """Return what was measured so far."""
+        tally, components = self._tally, {}
+        for name, now in self._pools().items():
+            before = self._before[name]
+            evicted = now.evicted - before.evicted
+            components[name] = PoolUse(
+                capacity=now.capacity, page_tokens=now.page_tokens, page_bytes=now.page_bytes, evicted=evicted,
+                made=now.cached - before.cached + evicted, stopped=tally.missed[name], stops=tally.stops[name],
+                alone=tally.alone[name] / tally.looked_at if tally.looked_at else None, peak=tally.peaks.get(name, 0),
+            )  # fmt: skip
+        trace, model, policy = self._names
+        return ReplayOutcome(
+            trace=trace,
+            model=model,
+            policy=policy,
+            page=self._grain,
+            components=components,
+            requests=tally.requests - tally.refused,
+            refused=tally.refused,
+            retracted=tally.retracted,
+            prompt=tally.prompt,
+            output=tally.output,
+            hit=tally.hit,
+            restored=tally.restored,
+            computed=tally.computed,
+            ideal=tally.ideal,
+            missed=dict(tally.missed),
+            states_made=self._states_made(components),
+            states_used=tally.states_used,
+            skipped=0,
+            left=dict(tally.left),
+            memory=tuple(tally.memory),
+            span=self._now - (self._first or 0.0),
+            cpu=self._cpu,
+            complete=self._complete,
+        )
 
 
 class Replay(Serving):
@@ -464,12 +517,12 @@ class Replay(Serving):
         super().__init__(
             page=page, grain=page, chunk=max(most // page * page, page),
             stride=page if self._publishes_states else max(STRIDE // page, 1) * page,
-            service=service, told=told, trace=trace, leave=leave,
+            service=service, told=told, names=(trace, composition.name, composition.policy.name), leave=leave,
         )  # fmt: skip
         self._stateful, self._publishes = bool(states), publishes
         self._tier = composition.tier is not None
         self._room = PoolRoom(cache, self._chunk)
-        self._before = cache.stats()
+        self._before, self._skipped = self._pools(), cache.stats().skipped_checkpoints
         self._explain = explain
         self._history = cache.history(clock=lambda: self._now) if explain else None
         self.explained: dict[int, Explanation] = {}
@@ -581,58 +634,15 @@ class Replay(Serving):
         return encode([active.number] * (end - start))
 
     # ------------------------------------------------------------ telling
-    def _sample(self) -> None:
-        figures = self._cache.stats().components
-        self._tally.sampled(
-            self._now - (self._first or 0.0),
-            {name: each.cached * (each.rest_bytes or each.page_bytes) for name, each in figures.items()},
-            {name: each.running * each.page_bytes for name, each in figures.items()},
-        )
+    def _pools(self) -> Mapping[str, PoolFigures]:
+        names = [field.name for field in attrs.fields(PoolFigures)]
+        return {
+            component: PoolFigures(*(getattr(figures, name) for name in names))
+            for component, figures in self._cache.stats().components.items()
+        }
 
     def outcome(self) -> ReplayOutcome:
-        tally, stats, composition = self._tally, self._cache.stats(), self._cache.composition
-        components = {name: self._use(name, stats, tally) for name in stats.components}
-        states = [name for name, each in components.items() if not each.page_tokens]
-        return ReplayOutcome(
-            trace=self._trace,
-            model=composition.name,
-            policy=composition.policy.name,
-            page=self._page,
-            components=components,
-            requests=tally.requests - tally.refused,
-            refused=tally.refused,
-            retracted=tally.retracted,
-            prompt=tally.prompt,
-            output=tally.output,
-            hit=tally.hit,
-            restored=tally.restored,
-            computed=tally.computed,
-            ideal=tally.ideal,
-            missed=dict(tally.missed),
-            states_made=sum(components[name].made for name in states),
-            states_used=tally.states_used,
-            skipped=stats.skipped_checkpoints - self._before.skipped_checkpoints,
-            left=dict(tally.left),
-            memory=tuple(tally.memory),
-            span=self._now - (self._first or 0.0),
-            cpu=self._cpu,
-            complete=self._complete,
-        )
-
-    def _use(self, name: str, stats: CacheStats, tally: Tally) -> PoolUse:
-        now, before = stats.components[name], self._before.components[name]
-        evicted = now.evicted - before.evicted
-        return PoolUse(
-            capacity=now.capacity,
-            page_tokens=now.page_tokens,
-            page_bytes=now.page_bytes,
-            evicted=evicted,
-            made=now.cached - before.cached + evicted,
-            stopped=tally.missed[name],
-            stops=tally.stops[name],
-            alone=tally.alone[name] / tally.looked_at if tally.looked_at else None,
-            peak=tally.peaks.get(name, 0),
-        )
+        return attrs.evolve(super().outcome(), skipped=self._cache.stats().skipped_checkpoints - self._skipped)
 
 
 class PoolRoom:

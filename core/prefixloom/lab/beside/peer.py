@@ -20,6 +20,7 @@ from ...contract.composition import Composition, Part
 from ...contract.reach import Path, Point, Window
 from ...errors import CapacityError, InputError
 from ...keys.tokens import Tokens
+from ..replay import PoolFigures
 
 
 class PeerUnavailable(InputError):
@@ -75,31 +76,12 @@ def _kind_of(part: Part) -> MemoryKind:
 
 
 @attrs.frozen
-class PeerPool:
-    """A pool of a peer. ``page_tokens`` is 0 where a page has no fixed number of tokens: a state, or a shared block."""
-
-    name: str
-    capacity: int
-    page_tokens: int
-    page_bytes: int
-
-
-@attrs.frozen
 class PeerMatch:
     """What a request hit. ``walked``: how far full attention alone was there; ``limited_by``: who allowed no more."""
 
     hit: int
     walked: int
     limited_by: str | None = None
-
-
-@attrs.frozen
-class PeerUse:
-    """What a pool has, in pages: cached and held by nobody, and held by running requests; what it ever evicted."""
-
-    cached: int
-    running: int
-    evicted: int
 
 
 class PeerCache(ABC):
@@ -113,7 +95,6 @@ class PeerCache(ABC):
     settings: ClassVar[Mapping[str, str]]
     """By name, in a few words, what may be chosen of this engine. The first is what it does when nothing is said."""
 
-    pools: Sequence[PeerPool]
     grain: int
     """A hit is a multiple of so many tokens."""
     sizing: Sequence[str]
@@ -165,8 +146,8 @@ class PeerCache(ABC):
         """Decode ``count`` tokens. They take room, and are not published. PeerFull: nothing changed."""
 
     @abstractmethod
-    def uses(self) -> Mapping[str, PeerUse]:
-        """By pool, what it has now."""
+    def pools(self) -> Mapping[str, PoolFigures]:
+        """Return by name what each pool has now: cached is what nobody holds."""
 
     def states(self) -> int:
         """How many states the cache has taken so far; 0 if the model has none."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+
+import attrs
 
 from ...contract.composition import Composition
 from ...errors import CapacityError
 from ..outcome import PoolUse, ReplayOutcome
-from ..replay import STRIDE, Active, Serving
+from ..replay import STRIDE, Active, PoolFigures, Serving
 from ..service import Service
 from .peer import PeerCache, memory_kinds
 
@@ -30,11 +32,11 @@ class PeerReplay(Serving):
     ) -> None:
         super().__init__(
             page=composition.page, grain=peer.grain, chunk=service.chunk, stride=STRIDE, service=service, told=told,
-            trace=trace,
+            names=(trace, composition.name, name),
         )  # fmt: skip
-        self._peer, self._composition, self._name = peer, composition, name
+        self._peer = peer
         self._stateful = any(each.kind == "state" for each in memory_kinds(composition))
-        self._before = dict(peer.uses())
+        self._before = peer.pools()
 
     def _holds(self, length: int) -> bool:
         return self._peer.holds(length)
@@ -67,48 +69,11 @@ class PeerReplay(Serving):
         active.launched += count
         active.decoded += count
 
-    def _sample(self) -> None:
-        uses = self._peer.uses()
-        self._tally.sampled(
-            self._now - (self._first or 0.0),
-            {pool.name: uses[pool.name].cached * pool.page_bytes for pool in self._peer.pools},
-            {pool.name: uses[pool.name].running * pool.page_bytes for pool in self._peer.pools},
-        )
+    def _pools(self) -> Mapping[str, PoolFigures]:
+        return self._peer.pools()
+
+    def _states_made(self, components: Mapping[str, PoolUse]) -> int:
+        return self._peer.states()
 
     def outcome(self) -> ReplayOutcome:
-        tally, uses = self._tally, self._peer.uses()
-        components = {}
-        for pool in self._peer.pools:
-            use, before = uses[pool.name], self._before[pool.name]
-            evicted = use.evicted - before.evicted
-            components[pool.name] = PoolUse(
-                capacity=pool.capacity, page_tokens=pool.page_tokens, page_bytes=pool.page_bytes, evicted=evicted,
-                made=use.cached - before.cached + evicted, stopped=tally.missed[pool.name],
-                stops=tally.stops[pool.name], alone=None, peak=tally.peaks.get(pool.name, 0),
-            )  # fmt: skip
-        return ReplayOutcome(
-            trace=self._trace,
-            model=self._composition.name,
-            policy=self._name,
-            page=self._peer.grain,
-            components=components,
-            requests=tally.requests - tally.refused,
-            refused=tally.refused,
-            retracted=tally.retracted,
-            prompt=tally.prompt,
-            output=tally.output,
-            hit=tally.hit,
-            restored=0,
-            computed=tally.computed,
-            ideal=tally.ideal,
-            missed=dict(tally.missed),
-            states_made=self._peer.states(),
-            states_used=tally.states_used,
-            skipped=0,
-            left=dict(tally.left),
-            memory=tuple(tally.memory),
-            span=self._now - (self._first or 0.0),
-            cpu=self._cpu,
-            complete=self._complete,
-            notes=tuple(self._peer.sizing),
-        )
+        return attrs.evolve(super().outcome(), notes=tuple(self._peer.sizing))
