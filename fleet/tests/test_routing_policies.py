@@ -65,47 +65,67 @@ def test_an_unknown_policy_is_refused_with_the_names_that_there_are() -> None:
         find_policy("best")
 
 
-def test_least_loaded_counts_tokens_first_and_requests_of_equal_ones() -> None:
-    views = [View("a", 500, 1), View("b", 400, 9), View("c", 400, 2)]
-    assert [each.name for each in find_policy("least-loaded").order(asked(160), views)] == [*"cba"]
+LONG = 10_000
+THREE = {"full": 0.1, "swa": 0.02, "mamba": 0.1}
+
+
+def halved(need: float) -> list[View]:
+    """Two replicas, of which the pools of "a" are half as large, so that a request takes twice as much of them."""
+    return [
+        View("a", free={"full": 0.9, "swa": 0.9}, needed={"full": 2 * need, "swa": 0.0}),
+        View("b", free={"full": 0.8, "swa": 0.8}, needed={"full": need, "swa": 0.0}),
+    ]
+
+
+def cached_at(name: str, boundary: int, free: float) -> View:
+    return View(name, free={"kv": free}, boundary=boundary)
 
 
 @pytest.mark.parametrize(
-    ("matched", "running", "expected"),
+    ("policy", "count", "views", "expected"),
     [
-        (299, 0, "b"),  # too little matches
-        (301, 0, "a"),
-        (301, 64, "a"),  # not yet out of balance
-        (301, 65, "b"),
+        ("least-loaded", 160, [View("a", 500, 1), View("b", 400, 9), View("c", 400, 2)], "c"),
+        # too little matches, enough, not yet out of balance, out of balance
+        ("prefix", 1000, [View("a", pages=299), View("b", tokens_ahead=10**6)], "b"),
+        ("prefix", 1000, [View("a", pages=301), View("b", tokens_ahead=10**6)], "a"),
+        ("prefix", 1000, [View("a", running=64, pages=301), View("b", tokens_ahead=10**6)], "a"),
+        ("prefix", 1000, [View("a", running=65, pages=301), View("b", tokens_ahead=10**6)], "b"),
+        # balanced while the busiest has not half as many again
+        ("prefix", 1000, [View("a", running=300, pages=900), View("b", running=201)], "a"),
+        ("prefix", 1000, [View("a", running=300, pages=900), View("b", running=199)], "b"),
+        # pages without a boundary
+        ("prefix", LONG, [View("a", pages=9000), View("b", pages=4000, boundary=4000)], "a"),
+        ("resumable", LONG, [View("a", pages=9000), View("b", pages=4000, boundary=4000)], "b"),
+        # a second copy of a hot prefix when its queue costs more: what is computed again counts twelve times
+        ("resumable", 12_000, [View("a", tokens_ahead=119_000, boundary=LONG), View("b")], "a"),
+        ("resumable", 12_000, [View("a", tokens_ahead=121_000, boundary=LONG), View("b")], "b"),
+        # a short beginning that all prompts have, and a beginning that is most of a prompt
+        ("resumable", 4096, [View("a", boundary=512), View("b")], "b"),
+        ("resumable", 1024, [View("a", boundary=512), View("b")], "a"),
+        # every component is asked, and not their sum
+        ("decode-room", 1000, [View("a", free={"full": 1.0, "swa": 1.0, "mamba": 0.15}, needed=THREE),
+                               View("b", free={"full": 0.4, "swa": 0.4, "mamba": 0.4}, needed=THREE)], "b"),
+        ("decode-room", 1000, halved(0.05), "a"),
+        ("decode-room", 1000, halved(0.3), "b"),
+        # fewer run where the room is the same
+        ("decode-room", 1000, [View("a", running=3, free={"kv": 0.5}), View("b", running=2, free={"kv": 0.495})], "b"),
+        ("decode-room", 1000, [View("a", running=3, free={"kv": 0.5}), View("b", running=2, free={"kv": 0.48})], "a"),
+        # what is cached counts for a little room
+        ("decode-room", 1000, [cached_at("a", 1000, 0.42), cached_at("b", 0, 0.5)], "a"),
+        ("decode-room", 1000, [cached_at("a", 1000, 0.38), cached_at("b", 0, 0.5)], "b"),
+        ("decode-room", 1000, [cached_at("a", 500, 0.5), cached_at("b", 900, 0.5)], "b"),
+        # who has told nothing is empty
+        ("decode-room", 1000, [View("a", free={"kv": 0.9}, needed={"kv": 0.1}), View("b", needed={"kv": 0.1})], "b"),
+        ("decode-room", 0, [View("a"), View("b")], "a"),
     ],
-)
-def test_prefix_affinity_goes_to_the_match_if_it_is_long_enough_and_not_too_busy(
-    matched: int, running: int, expected: str
+)  # fmt: skip
+def test_a_policy_goes_to_the_replica_that_its_rule_names(
+    policy: str, count: int, views: list[View], expected: str
 ) -> None:
-    policy = find_policy("prefix")
-    sent_to(policy, asked(160), [View("a")])  # so that "b" is next in turn
-    views = [View("a", running=running, pages=matched), View("b", tokens_ahead=10**6)]
-    assert sent_to(policy, asked(1000, seed=1), views) == expected
-
-
-def test_prefix_affinity_is_balanced_while_the_busiest_has_not_half_as_many_again() -> None:
-    views = [View("a", running=300, pages=900), View("b", running=201)]
-    assert sent_to(find_policy("prefix"), asked(1000), views) == "a"
-    views[1].running = 199
-    assert sent_to(find_policy("prefix"), asked(1000), views) == "b"
-
-
-def test_pages_without_a_boundary_draw_prefix_affinity_and_not_resumable_boundary() -> None:
-    views = [View("a", pages=9000, boundary=0), View("b", pages=4000, boundary=4000)]
-    assert sent_to(find_policy("prefix"), asked(10000), views) == "a"
-    assert sent_to(find_policy("resumable"), asked(10000), views) == "b"
-
-
-def test_a_hot_prefix_gets_a_second_copy_when_its_queue_costs_more_than_computing_it() -> None:
-    """What is to be computed again counts twelve times, and less than 512 tokens make no difference."""
-    for ahead, expected in ((119_000, "a"), (121_000, "b")):
-        views = [View("a", tokens_ahead=ahead, boundary=10_000), View("b")]
-        assert sent_to(find_policy("resumable"), asked(12_000), views) == expected
+    made = find_policy(policy)
+    if expected == "b" or policy == "prefix":
+        sent_to(made, asked(160), [View("a")])  # so that "b" is next in turn
+    assert sent_to(made, asked(count, seed=1), views) == expected
 
 
 def test_two_requests_of_one_new_prefix_go_to_one_replica_unless_it_is_overloaded() -> None:
@@ -169,59 +189,6 @@ def test_what_is_remembered_of_what_was_sent_is_bounded() -> None:
     assert 400 < len(lately) <= 500
     assert lately.depths(asked(1600, seed=0)) == {}
     assert lately.depths(asked(1600, seed=199)) == {"b": 1584}  # of the last pages, every other one
-
-
-def test_a_short_beginning_that_all_prompts_have_does_not_crowd_them_where_it_is_cached() -> None:
-    """An empty replica is sent its share. A beginning that is most of a prompt is worth going to."""
-    policy = find_policy("resumable")
-    sent_to(policy, asked(160), [View("a", boundary=512)])  # so that "b" is next in turn
-    views = [View("a", boundary=512), View("b")]
-    assert sent_to(policy, asked(4096, seed=1), views) == "b"
-    assert sent_to(policy, asked(1024, seed=2), views) == "a"
-
-
-# ---------------------------------------------------------------- decode room
-
-
-def test_decode_room_asks_every_component_and_not_their_sum() -> None:
-    """Replica "a" has more free in all, and its states are used up."""
-    needs = {"full": 0.1, "swa": 0.02, "mamba": 0.1}
-    views = [
-        View("a", free={"full": 1.0, "swa": 1.0, "mamba": 0.15}, needed=needs),
-        View("b", free={"full": 0.4, "swa": 0.4, "mamba": 0.4}, needed=needs),
-    ]
-    assert sent_to(find_policy("decode-room"), asked(1000), views) == "b"
-
-
-def test_decode_room_counts_what_the_request_needs_there() -> None:
-    """The pools of "a" are half as large, so a request takes twice as much of them."""
-    for need, expected in ((0.05, "a"), (0.3, "b")):
-        views = [
-            View("a", free={"full": 0.9, "swa": 0.9}, needed={"full": 2 * need, "swa": 0.0}),
-            View("b", free={"full": 0.8, "swa": 0.8}, needed={"full": need, "swa": 0.0}),
-        ]
-        assert sent_to(find_policy("decode-room"), asked(1000), views) == expected
-
-
-def test_decode_room_goes_to_where_fewer_run_if_the_room_is_the_same() -> None:
-    views = [View("a", running=3, free={"kv": 0.5}), View("b", running=2, free={"kv": 0.495})]
-    assert sent_to(find_policy("decode-room"), asked(1000), views) == "b"
-    views[1].free = {"kv": 0.48}
-    assert sent_to(find_policy("decode-room"), asked(1000), views) == "a"
-
-
-def test_decode_room_stays_where_the_prompt_is_cached_while_that_costs_little_room() -> None:
-    for free, expected in ((0.42, "a"), (0.38, "b")):
-        views = [View("a", free={"kv": free}, boundary=1000), View("b", free={"kv": 0.5})]
-        assert sent_to(find_policy("decode-room"), asked(1000), views) == expected
-    views = [View("a", free={"kv": 0.5}, boundary=500), View("b", free={"kv": 0.5}, boundary=900)]
-    assert sent_to(find_policy("decode-room"), asked(1000), views) == "b"
-
-
-def test_decode_room_takes_a_replica_that_has_told_nothing_for_empty() -> None:
-    views = [View("a", free={"kv": 0.9}, needed={"kv": 0.1}), View("b", needed={"kv": 0.1})]
-    assert sent_to(find_policy("decode-room"), asked(1000), views) == "b"
-    assert sent_to(find_policy("decode-room"), RoutingRequest((), 0), [View("a"), View("b")]) == "a"
 
 
 def test_decode_room_against_its_rule_written_out() -> None:
