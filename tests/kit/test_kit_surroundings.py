@@ -37,16 +37,20 @@ from prefixloom.testing.kit.machines import Machine, on_machine
 from prefixloom.testing.kit.outcomes import below, everything
 from prefixloom.testing.kit.scripts import MORE, ContentWriter, Player
 from prefixloom.testing.laws import hooks
-from tests.support.broken import BROKEN, ORIGINALS, Broken
-from tests.support.broken_hooks import (
+from tests.support.broken import (
+    KV,
+    ORIGINALS,
+    WINDOW,
     ByAHelpersClock,
     ByTheHashOfATenant,
     ByTheOrderOfASet,
     CopiesTheWrongWay,
+    K,
     RaisesAtTheThousandth,
+    V,
+    W,
+    raising,
 )
-from tests.support.broken_parts import KV, WINDOW, K, V, W, raising
-from tests.support.sampling import sampled
 
 LAW = {name_of(law): law for law in LAWS}
 PROCESS, SAME = "law_another_process_answers_the_same", "law_the_same_calls_get_the_same_answers"
@@ -226,7 +230,7 @@ def test_a_class_inside_of_a_function_is_asked_in_no_other_process_and_the_repor
 
 MODULE = """
 from prefixloom import Buffer, Component, Manifest, Window
-from tests.support.broken_hooks import ByTheHashOfATenant
+from tests.support.broken import ByTheHashOfATenant
 
 class Elsewhere(ByTheHashOfATenant):
     pass
@@ -292,48 +296,14 @@ def test_a_program_that_is_started_is_not_run_again(tmp_path: File) -> None:
     assert done.stdout.split("\n") == ["started", f"not applicable {why}", ""]
 
 
-# ---------------------------------------------------------------- which law speaks first
-
-
-FIRST = {
-    "needs beyond the boundary": "law_a_cache_can_be_composed_of_it",
-    "a reach that grows in use": "law_needs_and_until_are_pure",
-    "until is a page too early, served": "law_until_is_the_last_boundary",
-    "until never comes": "law_until_is_the_last_boundary",
-    "a state that needs positions": "law_a_cache_can_be_composed_of_it",
-    "lookahead is understated": "law_the_manifest_says_what_content_depends_on",
-    "lookahead is one too small": "law_the_manifest_says_what_content_depends_on",
-    "the grid of a state is understated": "law_the_manifest_says_what_content_depends_on",
-    "the grid of pages is understated": "law_the_manifest_says_what_content_depends_on",
-    "a validator is inverted": "law_what_was_served_is_found_again",
-    "a slot is freed twice": "law_no_hook_raises",
-    "a hook with an argument of no such name": "law_a_cache_can_be_composed_of_it",
-    "a hook whose name is misspelt": "law_a_cache_can_be_composed_of_it",
-    "a hook that nobody marked": "law_a_cache_can_be_composed_of_it",
-    "an op that looks up late": "law_no_hook_raises",
-    "the reach is a page short, restored": "law_the_reach_covers_what_the_layers_read",
-    "create_match_validator raises": "law_a_cache_can_be_composed_of_it",
-}
-"""Mistakes of which a law speaks before the one that the kill table names for them."""
-SILENT = "law_somebody_says_what_the_layers_do"
-"""Where the truth is left out on purpose, this law speaks first."""
-SPOKEN = [broken for broken in BROKEN if broken.law != SILENT]
-
-
-@pytest.mark.parametrize("broken", sampled(SPOKEN, 15), ids=lambda broken: broken.mistake)
-def test_the_first_law_that_speaks_is_about_the_mistake(broken: Broken) -> None:
-    for law in (law for law in LAWS if name_of(law) != SILENT):
-        found = verdict(law, broken.case())
-        if found.status in ("broken", "wasteful"):
-            break
-    assert found.law == FIRST.get(broken.mistake, broken.law)
+# ---------------------------------------------------------------- what cannot be served, and what never hits
 
 
 def test_what_cannot_be_composed_ends_the_report_in_one_sentence_that_names_its_class() -> None:
     report = report_on(ComponentCase(lambda: ByAHelpersClock("subject", Manifest([K, V], admission="all"), Window(W))))
     assert [found.law for found in report.broken] == ["law_a_cache_can_be_composed_of_it"]
     assert report.verdicts[-1].law == "law_a_cache_can_be_composed_of_it"
-    assert "class tests.support.broken_hooks.ByAHelpersClock" in report.broken[0].told
+    assert f"class tests.support.broken.{ByAHelpersClock.__name__}" in report.broken[0].told
     assert "admission says which states the tree takes" in report.broken[0].told
 
 

@@ -96,7 +96,7 @@ def generated() -> str:
     return (
         f"## The laws\n\n{laws()}\n\n{unproved()}\n\n## The kill table\n\nEach of these components has one mistake, "
         f"and must be killed by the law beside it\n(`tests/support/broken.py`, "
-        f"`tests/kit/test_broken_components.py`); what the mistakes were made in breaks no law.\n\n{kills()}\n\n"
+        f"`tests/kit/test_kill_table.py`); what the mistakes were made in breaks no law.\n\n{kills()}\n\n"
         f"Each of these is a change of one place in our own code, put in and run against its killer by\n"
         f"`tests/kit/test_kill_table.py` and `tests/lessons/test_lesson_mutants.py`; in brackets the sound component.\n"
         f"\n{own_kills()}\n\n## The laws of policies\n\n{laws(POLICIES)}\n\n{laws(ADMISSIONS)}\n"
