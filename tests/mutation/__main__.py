@@ -61,8 +61,9 @@ def _run(workshop: Workshop, options: argparse.Namespace) -> int:
             by_name[mutant.name] = site
     print(f"{len(mutants)} mutants, {covered.tests} tests; {beyond} sites were out of reach", flush=True)
     known = equivalents()
-    there = {site.name for file in {name.partition("::")[0] for name in known} for site in sites(file)}
-    for name in sorted(known.keys() - there):
+    chosen = {mutant.file for mutant in mutants}
+    there = {site.name for file in chosen for site in sites(file)}
+    for name in sorted(name for name in known.keys() - there if name.partition("::")[0] in chosen):
         print(f"to be judged again, since its function has changed: {name}", flush=True)
     results: list[Result] = []
     limits = (options.seconds, options.patience, options.jobs)

@@ -27,7 +27,7 @@ class Probes:
         self.places: list[tuple[str, list[int]]] = []
         """By probe: its file, and the lines that run when it does."""
         self._swaps: list[tuple[types.FunctionType, types.CodeType]] = []
-        for file in product_files():
+        for file in filter(workshop.has_imported, product_files()):
             tree = parsed(file)
             for node in ast.walk(tree):
                 if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):

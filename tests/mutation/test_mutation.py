@@ -14,7 +14,9 @@ import pytest
 from tests.mutation import sites as of
 from tests.mutation.by_hand import BY_HAND
 from tests.mutation.fragments import Fragment, changed
-from tests.support.mutants_tiers import MUTANTS, of_tier
+from tests.support.killing import fragment_of
+from tests.support.mutants import MUTANTS
+from tests.support.mutants_tiers import MUTANTS_OF_TIERS
 from tests.support.places import ROOT
 
 SOURCE = '''
@@ -126,7 +128,7 @@ def test_a_fragment_is_found_by_its_structure_and_a_stale_one_is_told() -> None:
 
 def test_every_mistake_that_is_made_by_hand_can_still_be_made() -> None:
     stale = []
-    for each in BY_HAND + tuple(of_tier(*row[:5]) for row in MUTANTS):
+    for each in (*BY_HAND, *map(fragment_of, (*MUTANTS, *MUTANTS_OF_TIERS))):
         try:
             changed(each)
         except LookupError as error:

@@ -41,6 +41,9 @@ class _Shop:
     def __init__(self, function: object) -> None:
         self._function = function
 
+    def has_imported(self, file: str) -> bool:
+        return True
+
     def functions(self, file: str, name: str, line: int) -> list[object]:
         code = self._function.__code__  # type: ignore[attr-defined]
         return [self._function] if (code.co_qualname, code.co_firstlineno) == (name, line) else []

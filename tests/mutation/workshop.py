@@ -80,8 +80,13 @@ class Workshop:
             if type(each) is types.FunctionType:
                 code = each.__code__
                 self._functions.setdefault((code.co_filename, code.co_qualname, code.co_firstlineno), []).append(each)
+        self._imported = {file for file, _, _ in self._functions}
         gc.collect()
         gc.freeze()
+
+    def has_imported(self, file: str) -> bool:
+        """Return whether any function of a file lives in this process."""
+        return str(ROOT / file) in self._imported
 
     def functions(self, file: str, name: str, line: int) -> list[types.FunctionType]:
         """The living functions whose code stands there."""

@@ -1,6 +1,6 @@
-"""Runs the mutants of ``mutants.py`` against their killers: each in a fork of one process.
+"""Runs the mutants of ``mutants.py``, or those of ``mutants_tiers.py``, against their killers: each in a fork.
 
-    python -m tests.support.killing [--only PART] [--every N] [--json]
+    python -m tests.support.killing [--tiers] [--only PART] [--every N] [--json]
 
 The forking process has imported torch and nothing of prefixloom; a child compiles the one changed module in its place.
 A mutant is killed if its killer fails on it. That no killer fails on the core as it is, is what the other tests say.
@@ -25,17 +25,22 @@ from typing import Any
 
 from tests.mutation.fragments import Fragment, changed
 from tests.support.mutants import CORE, MUTANTS, Killer, Mutant
-from tests.support.places import ROOT, test_file
+from tests.support.mutants_tiers import MUTANTS_OF_TIERS
+from tests.support.places import test_file
 
 SECONDS = 240
 """Of one killer; one that takes longer has not killed."""
 
 
+def fragment_of(mutant: Mutant) -> Fragment:
+    """Return a row of a table as a change of a file of the repository."""
+    return Fragment(mutant.name, f"core/prefixloom/{mutant.file}", *mutant[2:5], mutant.at)
+
+
 def mutated(mutant: Mutant) -> ast.Module | None:
-    """The changed module; None if the code is no longer there."""
-    file = str((CORE / mutant.file).relative_to(ROOT))
+    """Return the changed module; None if the code is no longer there."""
     try:
-        return changed(Fragment(mutant.name, file, mutant.function, mutant.old, mutant.new, mutant.at))[0]
+        return changed(fragment_of(mutant))[0]
     except LookupError:
         return None
 
@@ -60,24 +65,9 @@ def killed_by(killer: Killer) -> str:
     elif kind == "test":
         import pytest  # its rewriting of asserts would load the core by itself, from the honest file
 
-        return (
-            "the test fails"
-            if pytest.main(
-                [
-                    "-qx",
-                    "--assert=plain",
-                    "-o",
-                    "addopts=--import-mode=importlib",
-                    "-p",
-                    "no:cacheprovider",
-                    str(test_file(name)),
-                    "-k",
-                    what,
-                ]
-            )
-            == 1
-            else ""
-        )
+        files = [str(test_file(each)) for each in name.split()]
+        options = ["-qx", "--assert=plain", "-o", "addopts=--import-mode=importlib", "-p", "no:cacheprovider"]
+        return "the test fails" if pytest.main([*options, *files, "-k", what]) == 1 else ""
     else:
         from prefixloom.testing import ComponentCase, conformance
         from prefixloom.testing.kit import outcomes
@@ -126,6 +116,9 @@ def forked(work: Callable[[], str]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Mutants of the core against what must kill them.")
+    parser.add_argument(
+        "--tiers", action="store_true", help="those of the host tier, each against whole files of tests"
+    )
     parser.add_argument("--only", default="", help="part of a mutant's name")
     parser.add_argument("--every", type=int, default=1, help="each so many-th mutant only")
     parser.add_argument("--json", action="store_true")
@@ -135,7 +128,8 @@ def main() -> int:
     torch.set_num_threads(1)
     assert not any(name.partition(".")[0] == "prefixloom" for name in sys.modules)
     start = time.monotonic()
-    chosen = [mutant for mutant in MUTANTS if options.only in mutant.name][:: options.every]
+    table = MUTANTS_OF_TIERS if options.tiers else MUTANTS
+    chosen = [mutant for mutant in table if options.only in mutant.name][:: options.every]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         results = dict(zip([mutant.name for mutant in chosen], pool.map(outcome, chosen), strict=True))
     if options.json:

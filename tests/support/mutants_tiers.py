@@ -1,29 +1,19 @@
-"""Mistakes put into a copy of the host tier's code, each killed by a test: ``python -m tests.support.mutants_tiers``.
+"""Mistakes in the host tier's code, each with the files of tests that must kill it, as in ``mutants``.
 
-As in ``mutants``: one substitution in one function. Here the killers are tests of pytest's, named beside each.
+python -m tests.support.killing --tiers
 """
 
 # ruff: noqa: E501
 
 from __future__ import annotations
 
-import argparse
-import ast
-import os
-import shutil
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
-
-from tests.mutation.fragments import Fragment, changed
-from tests.support.places import ROOT, test_file
+from tests.support.mutants import Mutant
 
 TIER, FOUND, COPIES = "test_tier.py", "test_tier_regressions.py", "test_tier_copies.py"
 READS, COMING = "test_store_reads.py", "test_store_coming.py"
 LESSON_4 = "test_lesson_4_wrong_anchor.py"
-MUTANTS: tuple[tuple[str, str, str, str, str, str], ...] = (
-    ("a hole below is overlooked", "tree/cells.py", "Cells.gap", "absent >= 0", "absent >= 0 and self.tier == 'device'", LESSON_4),
+ROWS = (
+    ("a hole below is overlooked", "tree/cells.py", "Cells.gap", "absent >= 0", "absent >= 0 and self.tier == 'device'", TIER),
     ("the device alone is asked of a path", "tiers/host_copies.py", "HostCopies.__init__", "lane.residency if host is None else lane.residency.with_place(host)", "lane.residency", TIER),
     ("a state serves each boundary of its edge", "tree/cells.py", "Cells.gap", "at < first", "at < first and self.unit == 'page'", TIER),
     ("positions are loaded that the device has", "tiers/restore.py", "lacking", "lane.residency.absent(node, wanted)", "wanted", COPIES),
@@ -81,62 +71,4 @@ MUTANTS: tuple[tuple[str, str, str, str, str, str], ...] = (
     ("a loaded state leaves the one above for recent", "tiers/restore.py", "_copy_up", "mine.lane.device.line_up([node for node, _ in mine.at])", "pass", FOUND),
 )  # fmt: skip
 
-
-def of_tier(name: str, file: str, function: str, old: str, new: str) -> Fragment:
-    """Return a row of the table as a change of a file of the repository."""
-    return Fragment(name, f"core/prefixloom/{file}", function, old, new)
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="", help="part of a mutant's name")
-    given = parser.parse_args()
-    alive = 0
-    with tempfile.TemporaryDirectory() as folder:
-        bad = Path(folder) / "bad"
-        for name, file, function, old, new, tests in MUTANTS:
-            if given.only not in name:
-                continue
-            shutil.rmtree(bad, ignore_errors=True)
-            shutil.copytree(ROOT / "core", bad, ignore=shutil.ignore_patterns("__pycache__"))
-            try:
-                tree, _ = changed(of_tier(name, file, function, old, new))
-            except LookupError as error:
-                print(f"STALE     {error}", flush=True)
-                alive += 1
-                continue
-            (bad / "prefixloom" / file).write_text(ast.unparse(tree))
-            killer = outcome(bad, tests.split())
-            alive += not killer
-            print(f"{'killed   ' if killer else 'SURVIVED '} {name}: {killer[:160]}", flush=True)
-    return alive
-
-
-def outcome(core: Path, tests: list[str]) -> str:
-    """The first failure of these tests on this core; empty if there is none."""
-    path = os.pathsep.join([str(core), *(part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part)])
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-x",
-        "-q",
-        "-o",
-        "addopts=--import-mode=importlib",
-        "--tb=no",
-        "--show-capture=no",
-        "-p",
-        "no:cacheprovider",
-    ]
-    done = subprocess.run(
-        [*command, *(str(test_file(test)) for test in tests)], cwd=ROOT, capture_output=True, text=True,
-        check=False, timeout=600, env={**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"},
-    )  # fmt: skip
-    if not done.returncode:
-        return ""
-    failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    return (failed or ["did not run to its end"])[0]
-
-
-if __name__ == "__main__":
-    sys.exit(bool(main()))
+MUTANTS_OF_TIERS = tuple(Mutant(*row, ("test", tests, "")) for *row, tests in ROWS)
