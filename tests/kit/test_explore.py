@@ -43,26 +43,9 @@ def test_streams_that_share_nothing_are_one_schedule_that_stands_for_all(lengths
     assert str(report) == f"1 schedules explored, {everything - 1:,} pruned as equal to one of them (0 begun)"
 
 
-@pytest.mark.parametrize("lengths", [(1, 1), (3, 4), (2, 2, 2), (5, 1, 3)])
-def test_streams_that_share_everything_are_explored_in_every_order(lengths: tuple[int, ...]) -> None:
-    report = explore(streams_of(*lengths, shared=True))
-    everything = math.factorial(sum(lengths)) // math.prod(map(math.factorial, lengths))
-    assert (report.classes, report.orders) == (everything, everything)
-
-
 def test_without_the_reduction_every_order_is_explored() -> None:
     report = explore(streams_of(3, 4, shared=False), reduce=False)
     assert (report.classes, report.cut) == (math.comb(7, 3), 0)
-
-
-@pytest.mark.parametrize("readers", [1, 2, 3])
-def test_readers_commute_and_a_writer_may_come_before_between_and_behind_them(readers: int) -> None:
-    def scenario(run: Run) -> None:
-        for number in range(readers):
-            run.stream(f"reader {number}").run(piece("slot"))
-        run.stream("writer").run(piece(writes=["slot"]))
-
-    assert explore(scenario).classes == 2**readers  # each reads before the write or after it
 
 
 def test_pieces_that_tell_nothing_are_taken_to_touch_the_same() -> None:
@@ -75,39 +58,6 @@ def test_pieces_that_tell_nothing_are_taken_to_touch_the_same() -> None:
         run.quiet.update(stream.pending[0] for stream in run.streams.values())
 
     assert (explore(scenario).classes, explore(quietly).classes) == (2, 1)
-
-
-def test_a_wait_leaves_only_the_orders_in_which_it_is_over() -> None:
-    def scenario(run: Run) -> None:
-        a, b = run.stream("a"), run.stream("b")
-        a.run(piece(writes=["slot"]))
-        event = a.record()
-        a.run(piece(writes=["slot"]))
-        b.wait(event)
-        b.run(piece("slot"))
-
-    report = explore(scenario)
-    assert (report.classes, report.cut, report.complete) == (2, 0, True)
-    assert explore(scenario, reduce=False).classes == report.orders == 3
-
-
-def test_who_asks_whether_an_event_is_done_sees_both_answers_and_who_waits_for_it_only_one() -> None:
-    def scenario(run: Run, gated: bool) -> None:
-        stream, seen = run.stream("a"), []
-        for _ in range(3):
-            stream.run(piece(writes=["slot"]))
-        event = stream.record()
-
-        def asking() -> Steps:
-            yield ("ask", event) if gated else "ask"
-            seen.append(event.done)
-
-        run.actor("asking", asking())
-        run.at_end(lambda: setattr(run, "outcome", tuple(seen)))
-
-    assert explore(lambda run: scenario(run, False)).outcomes == {(False,), (True,)}
-    gated = explore(lambda run: scenario(run, True))
-    assert (gated.outcomes, gated.classes, gated.orders) == ({(True,)}, 1, 1)
 
 
 def test_actions_of_the_scheduling_thread_come_in_every_order_that_their_gates_allow() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from bench.engines.ours_kit import OurCache
-from prefixloom.script import Failure, failure, play, shrink
+from prefixloom.script import Failure, failure, play
 from prefixloom.testing.foreign import command
 from prefixloom.testing.foreign.command import ForeignSetup, find_adapter, report_on_foreign
 from prefixloom.testing.foreign.contract import AdapterUnavailable, ForeignCache
@@ -67,22 +67,6 @@ def test_what_is_cached_for_a_pass_that_never_ran_is_caught() -> None:
     assert failure(setup.world(listed.ListedCache), script) is None
 
 
-def test_what_is_found_is_shrunk_to_a_script_that_still_shows_it() -> None:
-    world = ForeignSetup("FM", 4, *ROOMY).world(listed.ForgetsTheNamespace)
-    for seed in range(40):
-        script = ForeignWriter(f"shrink {seed}", 4).script(60)
-        found = failure(world, script)
-        if found is not None:
-            break
-    assert found is not None
-    short = shrink(world, script)
-    again = failure(world, short)
-    assert again is not None
-    assert again.topic == "content"
-    assert len(short) <= min(12, len(script) // 3)
-    assert failure(ForeignSetup("FM", 4, *ROOMY).world(listed.ListedCache), short) is None
-
-
 def test_the_scripts_meet_what_they_are_for() -> None:
     counts: dict[str, int] = {}
     for seed in range(25):
@@ -129,7 +113,7 @@ def test_a_cache_that_never_hits_is_told_so() -> None:
 @pytest.mark.parametrize("components", OurCache.sets)
 @pytest.mark.parametrize("page", OurCache.page_sizes)
 def test_our_own_cache_passes(components: str, page: int) -> None:
-    assert list(failures(OurCache, components, page, seeds=6)) == []
+    assert list(failures(OurCache, components, page, seeds=2)) == []
 
 
 def test_our_own_cache_gives_the_same_answers_in_every_order() -> None:
@@ -141,6 +125,7 @@ def test_our_own_cache_gives_the_same_answers_in_every_order() -> None:
 def test_the_report_says_what_was_done_and_what_was_found(capsys: pytest.CaptureFixture[str]) -> None:
     report = report_on_foreign(listed.LosesAState, ["FM"], seeds=10, schedules=2)
     assert {found.topic for found in report.findings} == {"lost"}
+    assert all(len(found.script) <= 12 for found in report.findings)
     setups = [found.setup for found in report.findings if found.script]
     assert len(setups) == len({*map(str, setups)}), "of one setup and topic, the first script stands for all"
     shown = next(found for found in report.findings if found.script)
