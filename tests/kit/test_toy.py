@@ -160,6 +160,18 @@ def test_the_witness_sees_a_changed_bit_and_nothing_else() -> None:
     assert (witness.compared, witness.wrong) == (30, 1)
 
 
+def test_the_witness_sees_the_page_of_another_prompt() -> None:
+    cache = cache_of(keys_and_values())
+    witness = Witness(cache)
+    for tokens in (TOKENS, TOKENS[::-1]):
+        with cache.open(tokens) as live:
+            MODEL.compute(cache, live)
+            witness.live(live)
+    with cache.open(TOKENS) as ours, cache.open(TOKENS[::-1]) as theirs:
+        cache.pool("kv").copy(theirs.pages("kv")[:3], ours.pages("kv")[:3])
+        assert (witness.restored(ours), witness.restored(theirs)) == (3, 0)
+
+
 def test_the_witness_knows_no_page_that_no_live_sequence_had() -> None:
     cache = cache_of(keys_and_values())
     MODEL.run(cache, TOKENS)
