@@ -10,7 +10,6 @@ import pytest
 
 from prefixloom import Cache, CapacityError, CompositionError, Path, Point, Tail, TierManifest, Window
 from prefixloom.contract.queues import KEPT_TURNS
-from prefixloom.testing.inside.backdoor import step_of
 from prefixloom_hicache import HostTier
 from tests.support.helpers import cache_of, held, part, path_cache, run, serve, settle
 
@@ -136,7 +135,7 @@ def test_victims_that_are_copied_down_together_are_of_several_owners() -> None:
         serve(cache, [number] * 16, namespace="a" if number % 2 else "b")
     with cache.open([9] * 300, namespace="c") as sequence:
         sequence.grow(180)
-        with step_of([sequence]) as step:
+        with cache.step([sequence]) as step:
             step.run_ops()
         assert kept(cache, "path") == {"a": 4, "b": 12}
     settle(cache)
@@ -150,7 +149,7 @@ def test_a_state_whose_lease_ends_after_it_was_passed_is_evicted(write: str) -> 
     with cache.open(range(32), namespace="a") as sequence:
         for length in (16, 24):
             sequence.grow(length - sequence.committed)
-            with step_of([sequence]) as step:
+            with cache.step([sequence]) as step:
                 step.run_ops()
             sequence.publish()
             if length == 16:

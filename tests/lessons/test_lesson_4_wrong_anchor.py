@@ -55,8 +55,8 @@ def lose(cache: Cache, name: str, *ends: int) -> None:
         cell = node.cells[lane.index]
         if cell is not None and node.end in ends:
             lane.drop_cell(cell)
-            backdoor.prune(cache, node)
-    backdoor.make_plans_stale(cache)
+            cache.core.index.prune(node)
+    cache.core.index.lose()
 
 
 def restored(cache: Cache, tokens: list[int] = LONG, **options: Any) -> tuple[int, int, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from prefixloom import Path
-from prefixloom.testing.inside import backdoor
 from prefixloom.testing.schedules.simulated import Simulation
 from tests.support.helpers import cache_of, enqueue, part, settle
 
@@ -18,6 +17,6 @@ def test_whoever_is_short_of_slots_first_sees_which_steps_are_over() -> None:
     first.abort()
     sim.drain()  # and nobody polls
     second.grow(8)
-    assert backdoor.fence(second) == 0
+    assert second.running.fence == 0
     second.abort()
     settle(cache)

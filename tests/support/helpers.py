@@ -14,7 +14,6 @@ from prefixloom.contract.queues import ListQueue
 from prefixloom.contract.reach import Interval
 from prefixloom.device.pool import ABSENT
 from prefixloom.device.streams import Stream
-from prefixloom.testing.inside.backdoor import step_of
 from prefixloom.tree.radix import Node
 
 PAGE = 4
@@ -101,7 +100,7 @@ def path_cache(**options: Any) -> Cache:
 def run(sequence: Running, count: int) -> None:
     """Reserve ``count`` tokens and compute them in one step."""
     sequence.grow(count)
-    with step_of([sequence]) as step:
+    with Cache(sequence.core, tuple).step([sequence]) as step:
         step.run_ops()
 
 
@@ -221,6 +220,6 @@ def held(cache: Cache, tokens: Sequence[int] | Iterable[int], **options: Any) ->
 
 def enqueue(stream: Stream, *sequences: Running, work: Callable[[], object] = lambda: None) -> None:
     """One step whose layers are ``work``."""
-    with step_of(list(sequences)) as step:
+    with Cache(sequences[0].core, tuple).step(list(sequences)) as step:
         step.run_ops(stream)
         stream.run(work)

@@ -13,7 +13,7 @@ TIER, FOUND, COPIES = "test_tier.py", "test_tier_regressions.py", "test_tier_cop
 READS, COMING = "test_store_reads.py", "test_store_coming.py"
 LESSON_4 = "test_lesson_4_wrong_anchor.py"
 ROWS = (
-    ("a hole below is overlooked", "tree/cells.py", "Cells.gap", "absent >= 0", "absent >= 0 and self.tier == 'device'", TIER),
+    ("a hole below is overlooked", "tree/cells.py", "Cells.gap", "absent >= 0", "absent >= 0 and self.tier == 'device'", LESSON_4),
     ("the device alone is asked of a path", "tiers/host_copies.py", "HostCopies.__init__", "lane.residency if host is None else lane.residency.with_place(host)", "lane.residency", TIER),
     ("a state serves each boundary of its edge", "tree/cells.py", "Cells.gap", "at < first", "at < first and self.unit == 'page'", TIER),
     ("positions are loaded that the device has", "tiers/restore.py", "lacking", "lane.residency.absent(node, wanted)", "wanted", COPIES),

@@ -17,8 +17,8 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ...errors import InvariantError
-from ...tiers.consensus import Completions, Consensus, LocalConsensus, V
+from prefixloom.errors import InvariantError
+from prefixloom.tiers.consensus import Completions, Consensus, LocalConsensus, V
 
 PATIENCE = 60.0
 """After so many seconds, a rank that does not arrive is taken for lost."""

@@ -16,7 +16,7 @@ from prefixloom import Component, Optional, TierManifest
 from prefixloom.cache.cache import Cache
 from prefixloom.cache.sequence import Sequence
 from prefixloom.device.pool import ABSENT
-from prefixloom.testing.inside.backdoor import has_tier, put_transfer_stream, tier_lane
+from prefixloom.testing.inside.backdoor import put_transfer_stream, tier_lane
 from prefixloom.testing.schedules.simulated import Simulation
 from prefixloom.tree.radix import Node
 from prefixloom_hicache import HostTier
@@ -168,7 +168,7 @@ def restorable(cache: Cache, tokens: Many[int], namespace: str = "", tiers: bool
     for lane in cache.core.shape.lanes:
         page = lane.part.page_tokens
         held = present(cache, path, lane.index, page)
-        host = tier_lane(cache, lane.name) if has_tier(cache) and tiers else None
+        host = tier_lane(cache, lane.name) if cache.core.below is not None and tiers else None
         if host is not None:
             held |= present(cache, path, host.index, page)
         if not page:

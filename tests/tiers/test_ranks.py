@@ -11,8 +11,8 @@ import pytest
 from prefixloom import CapacityError, Path, Point, RankError, Window
 from prefixloom.cache.cache import Cache
 from prefixloom.cache.sequence import Sequence
-from prefixloom.testing.schedules.ranks import Diverged, Rank, run
 from tests.support.helpers import cache_of, part, settle
+from tests.support.ranks import Diverged, Rank, run
 from tests.support.sampling import slow
 
 PAGE = 4

@@ -11,9 +11,9 @@ import pytest
 from prefixloom import Path, Point, TierManifest, Window
 from prefixloom.storage import Miss
 from prefixloom.testing.inside.backdoor import copies
-from prefixloom.testing.schedules.ranks import Diverged, Rank, run
 from prefixloom_hicache import GuardLimits, HostTier, MemoryBackend
 from tests.support.helpers import PAGE, cache_of, part, settle
+from tests.support.ranks import Diverged, Rank, run
 from tests.support.sampling import sampled
 
 SETS: dict[str, Any] = {

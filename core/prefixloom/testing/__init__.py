@@ -7,7 +7,7 @@ The rooms, each of which imports only those above it:
 
     inside      the private fields of the core, and the bytes of pools
     toy         a small model that runs through a cache
-    schedules   streams, schedules and ranks under a test's control
+    schedules   streams and schedules under a test's control
     kit         cases, the bench, and scripts
     oracle      a prefix cache as plain sets, compared with the real one
     laws        what must hold of components, stores and policies

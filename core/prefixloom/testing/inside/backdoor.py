@@ -31,7 +31,7 @@ from ...tiers import host_copies
 from ...tiers.host_copies import HostCopies
 from ...tiers.host_tier import LowerTier
 from ...tree.lane import Lane
-from ...tree.radix import Node, Root
+from ...tree.radix import Root
 
 
 # ---------------------------------------------------------------- lanes and pools
@@ -91,19 +91,9 @@ def extra_numbers(cache: Cache) -> dict[int, Any]:
     return dict(cache.core.keys.meant)
 
 
-def make_plans_stale(cache: Cache) -> None:
-    """Advance the epoch, so that every plan made before is stale; this changes the cache."""
-    cache.core.index.lose()
-
-
 def flushes(cache: Cache) -> int:
     """How often the cache was flushed."""
     return cache.core.index.flushes
-
-
-def prune(cache: Cache, node: Node) -> None:
-    """Unlink one node that holds nothing; this changes the tree."""
-    cache.core.index.prune(node)
 
 
 # ---------------------------------------------------------------- what is in flight
@@ -160,10 +150,6 @@ def tier(cache: Cache) -> LowerTier:
     below = cache.core.below
     assert isinstance(below, LowerTier), "this cache has no tier below the device"
     return below
-
-
-def has_tier(cache: Cache) -> bool:
-    return cache.core.below is not None
 
 
 def tier_lanes(cache: Cache) -> tuple[Any, ...]:
@@ -225,22 +211,12 @@ def anchor(of: Lease | Hold | Sequence) -> Any:
     return _hold(of).node
 
 
-def fence(of: Lease | Hold | Sequence) -> int:
-    """The number of the last step that must be over before anything uses what the lease covers or holds."""
-    return int(_hold(of).fence)
-
-
 def longest_match(plan: MatchPlan) -> int:
     """The deepest boundary that the match behind a plan could have found."""
     return limit_of(plan.core, plan.match)
 
 
 # ---------------------------------------------------------------- sequences and steps
-def step_of(sequences: list[Sequence]) -> Step:
-    """A target step over some sequences, as their cache makes it. For a caller that has no cache at hand."""
-    return Cache(sequences[0].core, tuple).step(sequences)
-
-
 def holding(sequence: Sequence, component: str) -> Any:
     """What a sequence has of one component. ProtocolError: the sequence holds nothing any more."""
     return sequence.running.holding(component)[1]

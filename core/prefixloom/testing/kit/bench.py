@@ -160,7 +160,6 @@ class Bench:
         rewind: int | None = None,
         raising: str = "",
         listening: bool = False,
-        plain: bool = False,
         exact: bool = True,
         whole: bool = False,
         lent: bool = False,
@@ -182,23 +181,20 @@ class Bench:
         if small or not (whole or self.touches):
             self.spy.manifest = slim(self.spy.manifest)
         manifest = self.spy.manifest
-        subject = Component(component.name, manifest, component.reach) if plain else self.spy
         known = companions()
         if unknown := [name for name in beside if name not in known]:
             raise ScriptError(f"no {unknown[0]!r} can stand beside a component; there are {', '.join(known)}")
-        others = [known[name] for name in beside]
+        components: list[Any] = [self.spy, *(known[name] for name in beside)]
         self.rewind = depth(case, beside) if rewind is None else rewind
         every = case.page_size if page is None else page
         own = manifest.page_size or every
         unit = math.lcm(own, every, manifest.grid)
-        capacity = {
-            c.name: units * unit if c.reach.unit == "page" else self._states(c, units) for c in (subject, *others)
-        }
+        capacity = {c.name: units * unit if c.reach.unit == "page" else self._states(c, units) for c in components}
         self.below = below
         tier = [HostMemory(below, 3 * units * unit // 2)] if below else []
         self.cache = compose(
             None,
-            plugins=[subject, *others, *tier],
+            plugins=[*components, *tier],
             page_size=every,
             layout=layout,
             capacity=capacity,
@@ -211,14 +207,14 @@ class Bench:
         self.parts = self.cache.composition.parts
         self.names = Names()
         self.truths = {part.name: Truth() for part in self.parts}
-        self.truths[subject.name] = truth
+        self.truths[component.name] = truth
         self.memories = {
             part.name: Memory(
                 self.cache.pool(part.name), part.manifest, self._entries(part), _patterns(case, part.manifest.buffers)
             )
             for part in self.parts
         }
-        self.spy.memory = self.memories[subject.name] if exact and not blank else None
+        self.spy.memory = self.memories[component.name] if exact and not blank else None
         self.stream = stream
         self.spy.has_stream = stream is not None
         self.late_failures: list[Failure] = []

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ...contract.hookspecs import HOT_HOOKS
 from ...errors import PluginError
 from ...script import Op, require, text_of
 from ..kit.answers import Call, CannotBeMade, elsewhere, facts_of, has_code, request_of
@@ -255,7 +256,7 @@ def law_validity_only_narrows(case: ComponentCase) -> None:
     Clauses: H7, V3, I3, I4.
     """
     _overridden(case)
-    benches = Bench(case, units=80), Bench(case, units=80, plain=True)
+    benches = Bench(case, units=80), Bench(case, units=80, without=HOT_HOOKS)
     unit = benches[0].unit
     prompts = [text_of(k)[: length * unit + 1] for k in (0, 1) for length in (2, 5, 3, 7)]
     for tokens in prompts:

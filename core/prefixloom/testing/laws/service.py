@@ -6,6 +6,7 @@ import random
 from math import inf
 from typing import Any
 
+from ...contract.hookspecs import HOT_HOOKS
 from ...contract.reach import Reach
 from ...script import require, text_of
 from ..inside import backdoor
@@ -154,7 +155,7 @@ def law_memory_that_nothing_needs_lowers_no_hit(case: ComponentCase) -> None:
         raise NotApplicable("no later boundary may use it for good")
     if any(low < high for n in range(1, 257) for low, high in case.reach.needs(n)):
         raise NotApplicable("boundaries need it")
-    bench = Bench(case, ("path",), below="through", plain=True)
+    bench = Bench(case, ("path",), below="through", without=HOT_HOOKS)
     name, end = bench.parts[0].name, 6 * bench.unit
     tokens = text_of(0)[: end + bench.cache.composition.lookahead]
     run = bench.open(tokens)
