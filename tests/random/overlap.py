@@ -5,36 +5,71 @@ early or too late is seen by the next layer that reads it. Layers check what the
 tables against what the scheduler said. A content error counts unless its sequence was told that a step before it had
 failed.
 
-``python -m tests.random.overlap --steps 10000 --seed 1 [--compositions FSM]``
+With ``--tiers`` there is a host tier below: copies down and up run beside the layers, and some fail.
+
+``python -m tests.random.overlap --steps 10000 --seed 1 [--compositions FSM] [--tiers]``
 """
 
 from __future__ import annotations
 
 import argparse
 import random
-import sys
 import time
 from collections import Counter
+from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 
-from prefixloom import CapacityError, compose
+import prefixloom.tiers.host_copies
+from prefixloom import Buffer, CapacityError, Codec, Component, Manifest, Path, Point, Reach, Window, compose
 from prefixloom.cache.cache import Cache
 from prefixloom.cache.sequence import Sequence
-from prefixloom.contract.manifest import LAYOUTS
+from prefixloom.contract.manifest import LAYOUTS, TierManifest
+from prefixloom.device.pool import Pool
 from prefixloom.device.streams import Stream
 from prefixloom.operations.step import Step
-from tests.support.overlap_content import REWIND, STATES, WINDOW, component, folded, held_as
+from prefixloom.testing.inside.backdoor import tier_lanes, transfer_streams
+from prefixloom_hicache import HostTier
+from tests.support.helpers import part
 from tests.support.stream_helpers import LateStream
 
+MASK = (1 << 61) - 1
+WINDOW = 10
+REWIND = 3
+STATES = ("M", "C")
 RUNNING = 10
 AHEAD = 3
 """Steps that may be in flight: if the scheduler runs further ahead, all is closed before a failure is seen."""
+WRITES = ("through", "back", "selective")
+whole = prefixloom.tiers.host_copies.copy_between
 SHARED = 12
 """Conversations that are picked up again and again."""
+
+
+def folded(hashes: list[int], namespace: str, tokens: list[int]) -> list[int]:
+    """``hashes`` and those after each of ``tokens``: a new list, since layers in flight read the old one."""
+    out = list(hashes)
+    for token in tokens:
+        out.append((out[-1] * 1_000_003 + token + (7 if namespace == "a" else 1007)) & MASK)
+    return out
+
+
+def component(letter: str) -> Any:
+    """F, S, M; and C, a state that rests as int8, which is exact for rows of equal values."""
+    reach: Reach = {"F": Path(), "S": Window(WINDOW), "M": Point(), "C": Point()}[letter]
+    facts: dict[str, Any] = {"checkpoint_every": 8, "max_rewind": REWIND} if letter in STATES else {}
+    if letter == "C":
+        manifest = Manifest([Buffer("data", (2,), "float32")], stored_as=Codec("int8", tolerance=0.004), **facts)
+        return Component(letter, manifest, reach)
+    return part(letter, reach, **facts)
+
+
+def held_as(letter: str, h: int) -> int:
+    """What stands for a hash in a slot: a float32 has no more than 24 bits for it."""
+    return h & 0xFFFFFF if letter == "C" else h
 
 
 class Injected(RuntimeError):
@@ -376,21 +411,82 @@ class Traffic:
             assert stats.free == stats.capacity, stats
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+class Tiered(Traffic):
+    """``write`` is the tier's policy; ``lame``: so many of its copies fail half-way."""
+
+    def __init__(self, comps: str, seed: int, write: str, *, lame: float = 0.03, **options: Any) -> None:
+        rng = random.Random(f"{comps} {seed} {write}")
+        self.manifest = TierManifest(
+            capacity={c: rng.choice((30, 60)) if c in "MC" else rng.choice((160, 640)) for c in comps},
+            write=write,  # type: ignore[arg-type]
+            hits=1,
+            layout=rng.choice(("layer_first", "page_first")),  # type: ignore[arg-type]
+            overlap=rng.random() < 0.7,
+        )
+        self.lame = lame
+        self.dice = rng
+        super().__init__(comps, seed, **options)
+
+    def tiers(self) -> list[Any]:
+        return [HostTier(self.manifest)]
+
+    def opened(self, sequence: Sequence) -> None:
+        ready = sequence.ready
+        told = sequence.restore()
+        self.counts["restored"] += told.ready > ready
+        self.counts["restored less"] += told.ready < told.wanted
+        assert told.ready == sequence.ready >= ready
+
+    def copy(self, source: Pool, src: Many[int], target: Pool, dst: Many[int]) -> None:
+        if self.dice.random() < self.lame:
+            whole(source, src[: len(src) // 2], target, dst[: len(src) // 2])
+            self.counts["failed copy"] += 1
+            raise Injected("a copy failed")
+        time.sleep(2e-4 * self.dice.random())
+        whole(source, src, target, dst)
+
+    def run(self, steps: int) -> None:
+        prefixloom.tiers.host_copies.copy_between = self.copy  # type: ignore[assignment]
+        try:
+            super().run(steps)
+            for stream in transfer_streams(self.cache).values():
+                stream.close()
+        finally:
+            prefixloom.tiers.host_copies.copy_between = whole
+
+    def quiet(self) -> None:
+        super().quiet()
+        self.cache.poll()  # copies that waited for a step
+        for stream in transfer_streams(self.cache).values():
+            stream.record().synchronize()
+
+    def finish(self) -> None:
+        self.lame = 0.0
+        super().finish()
+        for lane in tier_lanes(self.cache):
+            assert lane.pool.free == lane.pool.capacity and not lane.in_tree, lane.pool.name
+
+
+def main(plain: type[Traffic] = Traffic, tiered: type[Tiered] = Tiered, both: bool = False) -> None:
+    """Run random traffic on each composition: without a tier, or with one, or ``both``."""
+    parser = argparse.ArgumentParser(description="Random traffic on streams that run beside the scheduler.")
     parser.add_argument("--steps", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--compositions", nargs="*", default=["F", "FS", "M", "FM", "FSM", "FSC"])
     parser.add_argument("--no-debug", action="store_true")
+    parser.add_argument("--tiers", action="store_true", help="over a host tier")
     given = parser.parse_args()
-    for comps in given.compositions:
-        begun = time.monotonic()
-        traffic = Traffic(comps, given.seed, debug=not given.no_debug)
-        traffic.run(given.steps // len(given.compositions))
+    writes = ("", *WRITES) if both else WRITES if given.tiers else ("",)
+    cases = [(comps, write) for comps in given.compositions for write in writes]
+    for comps, write in cases:
+        begun, debug = time.monotonic(), not given.no_debug
+        traffic = tiered(comps, given.seed, write, debug=debug) if write else plain(comps, given.seed, debug=debug)
+        traffic.run(given.steps // len(cases))
         told = ", ".join(f"{what} {count}" for what, count in sorted(traffic.counts.items()))
-        print(f"{comps}, page {traffic.page}, {time.monotonic() - begun:.1f} s: {told}")
+        below = write or "no tier below"
+        print(f"{comps}, {below}, page {traffic.page}, {time.monotonic() - begun:.1f} s: {told}", flush=True)
     print("no race, no wrong content, nothing left")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,4 +1,4 @@
-"""The traffic of ``overlap`` and of ``overlap_tiers`` on a GPU: steps, copies down and copies up run on CUDA streams.
+"""The traffic of ``overlap``, with and without tiers, on a GPU: steps, copies down and copies up run on CUDA streams.
 
 Layers are kernels that read and write slots. Nobody waits for them while the traffic runs: what they find wrong they
 count on the device, and that is read when nothing runs any more. Streams are delayed by kernels that do nothing.
@@ -8,10 +8,8 @@ count on the device, and that is read when nothing runs any more. Streams are de
 
 from __future__ import annotations
 
-import argparse
 import random
 import sys
-import time
 from collections.abc import Sequence as Many
 from typing import Any
 
@@ -19,9 +17,7 @@ import torch
 from torch import Tensor
 
 from prefixloom.device.streams import CudaStream, Stream
-from tests.random.overlap import Injected, Job, Request, Traffic
-from tests.random.overlap_tiers import WRITES, Tiered
-from tests.support.overlap_content import WINDOW
+from tests.random.overlap import WINDOW, Injected, Job, Request, Tiered, Traffic, main
 
 CYCLES = 40_000_000
 """The longest delay of a stream, in cycles of the GPU: about 20 ms, in which several steps are launched behind it. Less
@@ -113,24 +109,7 @@ class TieredOnGpu(OnGpu, Tiered):
     """The same over a host tier in pinned memory."""
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=10_000)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--compositions", nargs="*", default=["F", "FS", "M", "FM", "FSM", "FSC"])
-    given = parser.parse_args()
+if __name__ == "__main__":
     if not torch.cuda.is_available():
         sys.exit("torch sees no GPU")
-    cases = [(comps, write) for comps in given.compositions for write in ("", *WRITES)]
-    for comps, write in cases:
-        begun = time.monotonic()
-        traffic = TieredOnGpu(comps, given.seed, write) if write else OnGpu(comps, given.seed)
-        traffic.run(given.steps // len(cases))
-        told = ", ".join(f"{what} {count}" for what, count in sorted(traffic.counts.items()))
-        below = write or "no tier below"
-        print(f"{comps}, {below}, page {traffic.page}, {time.monotonic() - begun:.1f} s: {told}", flush=True)
-    print("no race, no wrong content, nothing left")
-
-
-if __name__ == "__main__":
-    main()
+    main(OnGpu, TieredOnGpu, both=True)
