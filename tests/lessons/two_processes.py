@@ -10,12 +10,14 @@ Run the whole, 10,240 sequences: ``python -m tests.lessons.two_processes`` (with
 
 from __future__ import annotations
 
+import hashlib
 import multiprocessing
 import os
 import random
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
@@ -25,7 +27,6 @@ import torch
 
 from prefixloom import CapacityError, Path, Point, Window
 from prefixloom.cache.cache import Cache
-from tests.lessons.checksums import Content, sums_of
 from tests.support.helpers import cache_of, owners, part
 
 W = 10
@@ -46,6 +47,81 @@ def cache_of_three(page: int) -> Cache:
     tokens = 512 if page < 16 else 1024
     short = {"window": tokens // 2}  # windows must be given back early
     return cache_of(*parts, page=page, tokens=tokens, slots=100, debug=False, max_rewind=REWIND, capacity=short)
+
+
+# ---------------------------------------------------------------- content
+
+
+def sums_of(namespace: str, tokens: Sequence[int]) -> list[int]:
+    """The checksum of every prefix, the empty one first."""
+    digest = hashlib.blake2b(namespace.encode() + b"\0", digest_size=8)
+    sums = [int.from_bytes(digest.digest(), "little", signed=True)]
+    for token in tokens:
+        digest.update(token.to_bytes(4, "little"))
+        sums.append(int.from_bytes(digest.digest(), "little", signed=True))
+    return sums
+
+
+class Content:
+    """What the slots of a cache hold, written and compared by what the tokens say."""
+
+    def __init__(self, cache: Cache) -> None:
+        self.cache = cache
+        self.compared = 0
+
+    def values(self, sums: list[int], positions: Sequence[int]) -> torch.Tensor:
+        return torch.tensor([[sums[p + 1], p] for p in positions], dtype=torch.int64).reshape(-1, 2)
+
+    def compute(self, sequence: Any, upto: int) -> None:
+        """One step over what is reserved up to ``upto``: its positions, the running state, those of single tokens."""
+        start = sequence.committed
+        sequence.grow(upto - sequence.reserved)
+        with self.cache.step([sequence]) as step:
+            step.run_ops()
+            self.state_is(sequence, start)
+            sums = sums_of(sequence.namespace, sequence.tokens.tolist()[:upto])
+            for each in self.cache.composition.parts:
+                if each.page_tokens:
+                    self.write(sequence, each.name, range(start, upto), self.values(sums, range(start, upto)))
+            states = self.cache.pool("state").buffers["data"][0]
+            states[sequence.pages("state")[0]] = torch.tensor([sums[upto], upto])
+            for slot, at in zip(sequence.rewind_slots("state"), range(start + 1, upto + 1), strict=False):
+                states[slot] = torch.tensor([sums[at], at])
+
+    def write(self, sequence: Any, name: str, positions: Sequence[int], values: torch.Tensor) -> None:
+        if len(positions):
+            slots, offsets = self.places(sequence, name, positions)
+            self.cache.pool(name).buffers["data"][0][slots, offsets] = values
+
+    def places(self, sequence: Any, name: str, positions: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        page = self.cache.composition.page
+        table = torch.tensor(sequence.pages(name), dtype=torch.int64)
+        at = torch.tensor(positions, dtype=torch.int64)
+        slots = table[at // page]
+        assert bool((slots >= 0).all()), f"{name}: an absent page is used"
+        return slots, at % page
+
+    def read(self, sequence: Any, name: str, positions: Sequence[int]) -> torch.Tensor:
+        slots, offsets = self.places(sequence, name, positions)
+        return self.cache.pool(name).buffers["data"][0][slots, offsets]
+
+    def check(self, sequence: Any) -> None:
+        """What going on from what is committed reads is what the tokens say."""
+        at = sequence.committed
+        sums = sums_of(sequence.namespace, sequence.tokens.tolist()[:at])
+        for each in self.cache.composition.parts:
+            name = each.name
+            for positions in (range(low, high) for low, high in each.reach.needs(at) if low < high):
+                self.compared += len(positions)
+                wrong = (self.read(sequence, name, positions) != self.values(sums, positions)).any(1)
+                assert not bool(wrong.any()), f"{name}: {int(wrong.sum())} entries are somebody else's"
+
+    def state_is(self, sequence: Any, boundary: int) -> None:
+        """After the ops the running state stands for ``boundary``; zeros before the first token."""
+        found = self.cache.pool("state").buffers["data"][0][sequence.pages("state")[0]].tolist()
+        sums = sums_of(sequence.namespace, sequence.tokens.tolist()[:boundary])
+        assert found == ([sums[boundary], boundary] if boundary else [0, 0]), "the state is somebody else's"
+        self.compared += 1
 
 
 # ---------------------------------------------------------------- the prefill process

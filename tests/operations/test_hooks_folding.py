@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from prefixloom import CapacityError, Claim, Component, Op, Path, PluginError, Point, Window, hookimpl
+from prefixloom import CapacityError, Claim, Component, Op, Path, Point, Window, hookimpl
 from prefixloom.contract.values import SplitRule
 from tests.support.helpers import cache_of, finish, held, part, run, serve, settle
 
@@ -205,16 +205,6 @@ def test_a_split_shows_how_many_pages_each_half_has(at: int, halves: tuple[int, 
     assert shown == [halves]
 
 
-def test_dropping_is_for_states_and_page_cells_are_sliced_all_the_same() -> None:
-    mine = answering("mine", Path())
-    cache = cache_of(mine)
-    mine.splitting = lambda parent, child: SplitRule("drop")
-    serve(cache, TOKENS)
-    serve(cache, [*TOKENS[:12], *[7] * 8])
-    assert cache.peek(TOKENS) == 40
-    settle(cache)
-
-
 @pytest.mark.parametrize("reach", [Path(), Window(20), Point()], ids=repr)
 def test_a_victim_is_held_back_once_and_a_full_pool_still_makes_room(reach: Any) -> None:
     mine = answering("mine", reach)
@@ -249,17 +239,3 @@ def test_what_is_held_back_becomes_recent() -> None:
     mine.evicting = lambda victims: None
     cache.evict({"mine": 1})
     assert [held(cache, [i] * 8) for i in range(3)] == [8, 0, 0]
-
-
-def test_a_plugin_error_names_the_component_and_chains_its_cause() -> None:
-    mine = answering("mine", Path())
-    cache = cache_of(mine)
-    cause = LookupError("why")
-
-    def match(walk: Any) -> None:
-        raise cause
-
-    mine.match = match
-    with pytest.raises(PluginError, match="component 'mine': finalize_match_result raised LookupError") as caught:
-        cache.match(TOKENS)
-    assert caught.value.__cause__ is cause

@@ -11,7 +11,6 @@ import pytest
 
 from prefixloom import Chunk, Claim, Component, Op, Path, Point, Reach, Receipt, Sinks, Window, hookimpl
 from prefixloom.cache.cache import Cache
-from prefixloom.contract.composition import Hooks
 from prefixloom.contract.hookspecs import HOT_HOOKS
 from prefixloom.contract.values import AnchorView, NodeView, Phase, SplitRule, Tier, Touch, Transfer, WalkView
 from tests.support.helpers import cache_of, edges, finish, part, run, serve, settle
@@ -181,29 +180,6 @@ def test_a_whole_request_never_touches_pluggy(
 
 
 # ---------------------------------------------------------------- what is not overridden
-
-
-@pytest.mark.parametrize("make", [three, hybrid])
-def test_a_hook_that_is_not_overridden_is_none_and_no_plugin_is_called(
-    monkeypatch: pytest.MonkeyPatch, make: Callable[..., Cache]
-) -> None:
-    cache = make(Component)
-    assert [each.hooks for each in cache.composition.parts] == [Hooks()] * 3
-    assert [getattr(Hooks(), name) for name in HOT_HOOKS] == [None] * len(HOT_HOOKS)
-    set_trap(monkeypatch)
-    traffic(cache)
-
-
-def test_a_single_override_is_called() -> None:
-    class CommitsOnly(Component):
-        @hookimpl
-        def commit_insert(self, walk: WalkView) -> None:
-            raise TrapTouched
-
-    cache = cache_of(part("path", Path(), kind=CommitsOnly), part("near", Window(10)))
-    assert [each.hooks.overridden for each in cache.composition.parts] == [("commit_insert",), ()]
-    with pytest.raises(TrapTouched):
-        traffic(cache)
 
 
 # ---------------------------------------------------------------- how often

@@ -29,17 +29,6 @@ def test_a_plan_is_stale_once_its_boundary_was_unlinked() -> None:
     cache.lease(plan).release()
 
 
-def test_a_plan_from_before_a_flush_is_refused() -> None:
-    """Its key may name extra keys by numbers that mean other images now."""
-    cache = cache_of(part("path", Path()))
-    plan = cache.match(TOKENS, extra=((0, 4, "one image"),))
-    cache.flush()
-    serve(cache, TOKENS, extra=((0, 4, "another image"),))
-    with pytest.raises(ProtocolError, match="flush"):
-        cache.open(plan)
-    assert cache.peek(TOKENS) == 0
-
-
 def test_a_failed_step_leaves_no_state_to_rewind_to() -> None:
     """Its layers may have written over the states of single tokens: what was rewound to them was published as good."""
     cache = cache_of(part("path", Path()), part("state", Point(), max_rewind=3), max_rewind=3, slots=12)
@@ -74,19 +63,6 @@ def test_a_step_that_goes_on_from_one_that_failed_commits_nothing() -> None:
     assert sequence.committed == 0
     sequence.close()
     assert cache.peek(TOKENS) == 0
-
-
-def test_steps_that_end_in_order_commit_in_order() -> None:
-    cache = cache_of(part("path", Path()))
-    with cache.open(TOKENS) as sequence:
-        sequence.grow(8)
-        first = cache.step([sequence]).__enter__()
-        sequence.grow(8)
-        second = cache.step([sequence]).__enter__()
-        first.__exit__(None, None, None)
-        assert sequence.committed == 8
-        second.__exit__(None, None, None)
-        assert sequence.committed == 16
 
 
 @pytest.mark.parametrize("tokens, facts", [(4, {}), (1, {"max_rewind": 3})], ids=["whole", "small"])
