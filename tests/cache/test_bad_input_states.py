@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
-import prefixloom
-from prefixloom import CapacityError, CompositionError, Path, Point, ProtocolError, Window
+from prefixloom import CapacityError, Path, Point, Window
 from prefixloom.cache.cache import Cache
-from prefixloom.testing.toy import composition
 from tests.support import helpers
 from tests.support.helpers import cache_of, held, part, run, serve, settle
-from tests.support.traffic import REGISTRY
 
 TOKENS = list(range(40))
 
@@ -31,50 +27,7 @@ def fsm(slots: int = 8, *, debug: bool = True, **state: Any) -> Cache:
 # ---------------------------------------------------------------- refused when it is composed
 
 
-@pytest.mark.parametrize("window", [0, -1, 1.5, None, True])
-def test_a_window_of_nothing_is_refused_with_the_layer(window: Any) -> None:
-    with pytest.raises(CompositionError, match=r"layer 0 .*sliding_window=.*must be a whole number of at least 1"):
-        prefixloom.compose(composition("FS", sliding_window=window), capacity=4096, registry=REGISTRY)
-    with pytest.raises(CompositionError):
-        Window(window)
-
-
-@pytest.mark.parametrize("running", [3, 7])
-@pytest.mark.parametrize(
-    ("name", "rewind", "each"), [("FSM", 0, 1), ("FSM", 2, 4), ("M", 0, 1), ("two kinds of state", 0, 1)]
-)
-def test_too_few_state_slots_are_refused_with_the_number_needed(
-    name: str, rewind: int, each: int, running: int
-) -> None:
-    config = composition(name)
-    needed = running * each + 1
-    rough = prefixloom.compose(config, capacity=4096, registry=REGISTRY, device="meta")
-
-    def sizes(slots: int) -> Mapping[str, int]:
-        return {part.name: 256 if part.page_tokens else slots for part in rough.composition.parts}
-
-    options: dict[str, Any] = {"registry": REGISTRY, "max_running": running, "max_rewind": rewind, "device": "meta"}
-    with pytest.raises(CompositionError, match=rf"'mamba' has {needed - 1} state slots.*need {needed}: {each} each"):
-        prefixloom.compose(config, capacity=sizes(needed - 1), **options)
-    cache = prefixloom.compose(config, capacity=sizes(needed), **options)
-    sequences = [cache.open([number] * 8) for number in range(running)]
-    assert len(sequences) == running
-
-
 # ---------------------------------------------------------------- refused while it runs
-
-
-@pytest.mark.parametrize("upto", [4, 12, 13, 20])
-def test_a_checkpoint_off_the_grid_is_refused_and_changes_nothing(upto: int) -> None:
-    cache = fsm(grid=8)
-    with cache.open(TOKENS) as sequence:
-        run(sequence, 20)
-        before, counts, had = cache.stats(), locks(cache), sequence.pages("window")
-        with pytest.raises(ProtocolError, match=f"cannot publish {upto}: it must be a multiple of 8"):
-            sequence.publish(upto)
-        assert (cache.stats(), locks(cache), sequence.pages("window")) == (before, counts, had)
-        assert sequence.publish() == 16
-    settle(cache)
 
 
 # ---------------------------------------------------------------- a pool that runs dry
@@ -174,23 +127,4 @@ def test_dry_while_donating_a_checkpoint_is_left_out_and_counted() -> None:
     assert cache.peek(TOKENS) == 24
     for one in (sequence, other, *fillers):
         one.close()
-    settle(cache)
-
-
-def test_dry_while_a_checkpoint_is_kept_beside_it_is_left_out_and_counted() -> None:
-    cache = fsm(4, checkpoint_every=8)
-    sequence = cache.open(TOKENS)
-    fillers = fill_states(cache)
-    for _ in range(5):
-        run(sequence, 4)
-    assert sequence.owned("state") == 1
-    assert cache.stats().skipped_checkpoints == 2
-    fillers.pop().abort()
-    run(sequence, 4)
-    assert sequence.owned("state") == 2, "and now there is a slot"
-    sequence.rewind(0)
-    sequence.close()
-    assert cache.peek(TOKENS) == 24
-    for filler in fillers:
-        filler.abort()
     settle(cache)

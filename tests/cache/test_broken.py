@@ -187,7 +187,7 @@ def struck(verb: str, line: int, error: type[BaseException]) -> int:
 
 
 CASES = [(verb, error) for verb in VERBS for error in (MemoryError, KeyboardInterrupt)]
-SAMPLED = [*((*case, 29) for case in CASES), *(slow(*case, 1) for case in CASES)]
+SAMPLED = [*((*case, 59) for case in CASES), *(slow(*case, 1) for case in CASES)]
 
 
 @pytest.mark.parametrize(("verb", "error", "every"), SAMPLED)
@@ -221,7 +221,7 @@ def handed_in(cache: Cache, tokens: list[int], slots: dict[str, list[int]]) -> I
     return cache.insert(tokens, slots)
 
 
-@pytest.mark.parametrize(("error", "every"), [(MemoryError, 29), slow(MemoryError, 1), slow(KeyboardInterrupt, 1)])
+@pytest.mark.parametrize(("error", "every"), [(MemoryError, 59), slow(MemoryError, 1), slow(KeyboardInterrupt, 1)])
 @pytest.mark.timeout(1800)
 def test_after_an_error_at_any_line_of_an_insert_what_hits_is_right_and_a_flush_gives_all_slots_back(
     error: type[BaseException], every: int
@@ -260,7 +260,7 @@ def test_after_an_error_at_any_line_of_an_insert_what_hits_is_right_and_a_flush_
 # ---------------------------------------------------------------- a store
 
 
-@pytest.mark.parametrize(("error", "every"), [(MemoryError, 2003), slow(MemoryError, 97), slow(KeyboardInterrupt, 97)])
+@pytest.mark.parametrize(("error", "every"), [(MemoryError, 4001), slow(MemoryError, 97), slow(KeyboardInterrupt, 97)])
 @pytest.mark.timeout(1800)
 def test_after_an_error_at_any_line_the_store_has_nothing_wrong(
     error: type[BaseException], every: int, caplog: pytest.LogCaptureFixture

@@ -78,45 +78,6 @@ def test_what_is_handed_in_hits_and_comes_back_when_it_is_evicted() -> None:
     assert "32 with the engine" in str(cache.stats())
 
 
-def test_a_path_is_taken_up_to_its_first_hole_and_the_rest_with_it() -> None:
-    cache = lent()
-    inserted = cache.insert(range(12), {"full": [0, 1, -1, 3, 4, 5], "swa": range(6), "mamba": [0]})
-    assert (inserted.length, inserted.taken) == (4, {"full": 2, "swa": 2, "mamba": 0})
-    assert taken_back(cache) == {"full": [3, 4, 5], "swa": [2, 3, 4, 5], "mamba": [0]}
-
-
-def test_what_was_computed_may_be_handed_in_piece_by_piece_and_a_state_last() -> None:
-    cache = lent()
-    assert cache.insert(range(4), {"full": [0, 1], "swa": [0, 1]}).length == 4
-    behind = cache.insert(range(8), {"full": [2, 3], "swa": [2, 3]}, start=4)
-    assert (behind.ready, behind.length, behind.taken) == (0, 8, {"full": 2, "swa": 2})
-    assert cache.peek(range(8)) == 0, "there is no state yet"
-    assert cache.insert(range(8), {"full": [], "mamba": [0]}, start=8).taken == {"full": 0, "mamba": 1}
-    with cache.lease(cache.match(range(8)), exact=True) as lease:
-        assert [[*lease.pages(name)] for name in ("full", "swa", "mamba")] == [[0, 1, 2, 3], [-1, 1, 2, 3], [0]]
-
-
-def test_what_no_boundary_needs_goes_alone_if_that_is_asked_for() -> None:
-    cache = lent()
-    cache.insert(range(16), {"full": range(8), "swa": range(8), "mamba": [0]})
-    assert cache.evict({"full": 8, "swa": 8, "mamba": 8}, unneeded=True) == {"full": 0, "swa": 5, "mamba": 0}
-    assert cache.peek(range(16)) == 16
-    assert taken_back(cache) == {"swa": [0, 1, 2, 3, 4]}
-
-
-def test_an_insert_does_not_use_the_state_that_it_goes_on_from() -> None:
-    """The engine computed on from a state of its own. So the older of two states goes, whoever went on from it."""
-    cache = lent()
-    cache.insert(range(4), {"full": [0, 1], "swa": [0, 1], "mamba": [0]})
-    cache.insert([9, 9], {"full": [10], "swa": [10], "mamba": [1]})
-    assert cache.insert(range(8), {"full": [2, 3], "swa": [2, 3], "mamba": [2]}, start=4).ready == 4
-    gone = []
-    for _ in range(3):
-        cache.evict({"mamba": 1})
-        gone += taken_back(cache)["mamba"]
-    assert gone == [0, 1, 2]
-
-
 def test_whoever_has_copied_a_state_may_read_on_without_it() -> None:
     cache = lent()
     cache.insert(range(8), {"full": range(4), "swa": range(4), "mamba": [0]})
@@ -145,13 +106,6 @@ def test_after_a_flush_a_lease_has_no_states_to_uncover() -> None:
     assert (figures.leased, figures.evictable) == (0, 0)
 
 
-def test_after_a_flush_all_slots_can_be_taken_back() -> None:
-    cache = lent()
-    cache.insert(range(8), {"full": range(4), "swa": range(4), "mamba": [0]})
-    cache.flush()
-    assert taken_back(cache) == {"full": [0, 1, 2, 3], "swa": [0, 1, 2, 3], "mamba": [0]}
-
-
 class Keeping(Component):
     """Keeps the first page of what is published; a hook that raises when it is told to."""
 
@@ -167,16 +121,6 @@ class Keeping(Component):
     def acquire_component_lock(self, anchor: Any) -> None:
         if self.raising == "acquire_component_lock":
             raise RuntimeError("a hook")
-
-
-@pytest.mark.parametrize("named", [{}, {"swa": [9]}, {"swa": [9, 8, 7, 6]}])
-def test_a_component_may_be_left_out_and_a_hook_may_keep_less(named: dict[str, list[int]]) -> None:
-    kinds = [Component("full", KV, Path()), Keeping("swa", KV, Window(6))]
-    cache = compose(None, plugins=kinds, page_size=2, capacity=64, slots="lent", device="meta", debug=True)
-    inserted = cache.insert(range(8), {"full": range(4), **named})
-    assert inserted.taken["full"] == 4
-    cache.take_back()
-    assert cache.stats().components["swa"].cached <= len(named.get("swa", ()))
 
 
 @pytest.mark.parametrize("hook", ["commit_insert", "acquire_component_lock", "an interrupt"])
@@ -224,17 +168,6 @@ def test_sequences_run_in_what_was_lent() -> None:
             step.run_ops()
     assert cache.peek(range(9)) == 8
     assert taken_back(cache) == {"swa": [0]}, "no boundary from 8 on needs it"
-
-
-def test_an_exact_lease_is_as_long_as_its_plan_or_none() -> None:
-    cache = lent()
-    cache.insert(range(8), {"full": range(4), "swa": range(4), "mamba": [0]})
-    plan = cache.match(range(8))
-    cache.evict({"full": 4})
-    with pytest.raises(ProtocolError, match=r"can be resumed at 0 only"):
-        cache.lease(plan, exact=True)
-    with cache.lease(plan) as lease:
-        assert lease.boundary == 0 and not lease.pages("full")
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from prefixloom import (
     PageChain,
     Path,
     Point,
+    Reach,
     ThreadStream,
     TierManifest,
     Window,
@@ -41,12 +42,97 @@ def reasons(told: Explanation) -> list[tuple[int, int, str, str]]:
     return [(each.start, each.end, each.reason, each.component) for each in told.findings]
 
 
-def test_a_first_time() -> None:
-    cache = path_cache()
+class UpTo20(Component):
+    """Rejects every boundary above 20, at once or page by page."""
+
+    by_page = False
+
+    @hookimpl
+    def create_match_validator(self) -> Any:
+        return lambda view: max(min(view.boundary, 20), view.boundary - 4 if self.by_page else 0)
+
+
+class UpTo20ByPage(UpTo20):
+    by_page = True
+
+
+def path_and(name: str, reach: Reach, kind: type[Component] = Component, **facts: Any) -> Any:
+    """Return a maker of a cache of a path and one more component."""
+    return lambda *tiers: cache_of(part("path", Path()), part(name, reach, kind, **facts), *tiers, tokens=80)
+
+
+def below(make: Any) -> Any:
+    return lambda: make(HostTier(TierManifest(capacity=4096)))
+
+
+PARTED, IMAGES = [1, 2, 3, 4], [(2, 3, "dog"), (0, 1, "cat")]
+STATE, NEVER = path_and("state", Point()), "a step that ends at 36, with its state published"
+CHOSEN = path_and("state", Point(), admission="branch-and-last")
+LOOKING = lambda: cache_of(part("path", Path(), lookahead=2))  # noqa: E731
+CASES: dict[str, tuple[Any, list[Any], Any, dict[str, Any], Any, str]] = {
+    "first time": (path_cache, [], TOKENS, {}, [(0, 40, "new", "")], "nothing that begins so has been cached."),
+    "no step left a state": (
+        STATE, [TOKENS], TOKENS[:38], {}, [(0, 36, "never kept", "state"), (36, 38, "page", "")], NEVER,
+    ),
+    "a policy did not want a state": (
+        CHOSEN, [(TOKENS, {"chunk": 20})], [*TOKENS[:20], 7, 7, 7, 7], {}, [(0, 20, "refused", "state")],
+        "a policy did not want it",
+    ),
+    "a prompt parts inside of a page": (
+        path_cache, [TOKENS], [*TOKENS[:22], *range(10)], {}, [(20, 24, "branch", ""), (24, 32, "new", "")],
+        "2 tokens of the page of 4 that begins at 20",
+    ),
+    "a prompt parts at a node": (path_cache, [TOKENS], [*TOKENS, *PARTED], {}, [(40, 44, "new", "")], ""),
+    "a prompt parts in a node below": (
+        path_cache, [TOKENS, [*TOKENS, 1, 2, 3, 9]], [*TOKENS, *PARTED], {}, [(40, 44, "branch", "")], "",
+    ),
+    "used longest ago": (
+        lambda: path_cache(tokens=80), [range(40), range(50, 90), range(90, 130)], [*range(40), 7, 7, 7, 7], {},
+        [(0, 40, "evicted", "path"), (40, 44, "new", "")], "to make room",
+    ),
+    "gone with extra keys": (
+        path_cache, [(TOKENS, {"extra": IMAGES}), {"path": 40}], TOKENS, {"extra": IMAGES[::-1]},
+        [(0, 40, "evicted", "path")], "",
+    ),
+    "below the device": (
+        below(STATE), [TOKENS, {"path": 20}], TOKENS, {}, [(0, 40, "below", "path")], "can bring back 40 tokens",
+    ),
+    "no tier has the state": (
+        below(STATE), [TOKENS, {"path": 20}], [*TOKENS[:30], 1, 2], {}, [(0, 28, "never kept", "state")], "",
+    ),
+    "no tier has a state where a node ends": (
+        below(CHOSEN), [(TOKENS, {"chunk": 8}), {"path": 20}], [*TOKENS[:16], *PARTED], {},
+        [(0, 16, "refused", "state")], "",
+    ),
+    "content depends on what follows": (LOOKING, [[*TOKENS, 1, 2]], TOKENS, {}, [(36, 40, "lookahead", "")], ""),
+    "left to compute": (
+        LOOKING, [[*TOKENS, 1, 2]], [*TOKENS, 1, 2], {"leave": 9}, [(32, 40, "left", ""), (40, 42, "page", "")], "",
+    ),
+    "a plugin rejects": (
+        path_and("near", Path(), UpTo20), [TOKENS], TOKENS, {}, [(20, 40, "plugin", "near")], "",
+    ),
+    "a plugin rejects one after another": (
+        path_and("near", Window(10), UpTo20ByPage), [TOKENS], TOKENS, {}, [(20, 40, "plugin", "near")], "",
+    ),
+}  # fmt: skip
+"""A cache, what it serves (prompts, some with options) and evicts (counts by component), a prompt, how it is asked, the
+first reasons why it misses, and words of the explanation."""
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_explanation_names_the_reason(case: str) -> None:
+    make, script, tokens, options, expected, words = CASES[case]
+    cache = make()
     cache.history()
-    told = cache.explain(TOKENS)
-    assert reasons(told) == [(0, 40, "new", "")]
-    assert told.sentences == ["0 of 40 tokens hit.", "Tokens 0 to 40: nothing that begins so has been cached."]
+    for each in script:
+        if isinstance(each, dict):
+            cache.evict(each)
+        else:
+            served, how = each if isinstance(each, tuple) else (each, {})
+            serve(cache, served, **how)
+    told = cache.explain(tokens, **options)
+    assert reasons(told)[: len(expected)] == expected
+    assert words in str(told)
 
 
 def test_a_window_that_was_evicted_says_by_whom_and_how_many_pages_were_lacking() -> None:
@@ -92,15 +178,6 @@ def test_what_went_first_since_its_time_had_passed_says_so(untils: tuple[float, 
     assert finding.help.startswith("a later time until which it is wanted or about ") == (reason == "expired")
 
 
-def test_a_state_that_no_step_left_behind() -> None:
-    cache = cache_of(part("path", Path()), part("state", Point()))
-    cache.history()
-    serve(cache, TOKENS)
-    told = cache.explain(TOKENS[:38])
-    assert reasons(told) == [(0, 36, "never kept", "state"), (36, 38, "page", "")]
-    assert told.findings[0].help == "a step that ends at 36, with its state published"
-
-
 def test_a_state_for_which_there_was_no_slot() -> None:
     cache = cache_of(part("path", Path()), part("state", Point()), slots=2)
     cache.history()
@@ -111,15 +188,6 @@ def test_a_state_for_which_there_was_no_slot() -> None:
         assert reasons(told)[0] == (0, 20, "refused", "state")
         assert "no slot could be had" in str(told)
         assert other.open
-
-
-def test_a_state_that_a_policy_did_not_want() -> None:
-    cache = cache_of(part("path", Path()), part("state", Point()), admission="branch-and-last")
-    cache.history()
-    serve(cache, TOKENS, chunk=20)
-    told = cache.explain([*TOKENS[:20], 7, 7, 7, 7])
-    assert reasons(told)[0] == (0, 20, "refused", "state")
-    assert "a policy did not want it" in str(told)
 
 
 def test_another_namespace_and_another_adapter() -> None:
@@ -133,40 +201,6 @@ def test_another_namespace_and_another_adapter() -> None:
     assert reasons(cache.explain(TOKENS, namespace="b", closely=False)) == [(0, 40, "new", "")]
     cache.identity = Identity(model="m", weights="1", adapters="tuned")
     assert reasons(cache.explain(TOKENS, namespace="a")) == [(0, 40, "identity", "")]
-
-
-def test_a_prompt_that_parts_in_the_midst_of_a_page() -> None:
-    cache = path_cache()
-    cache.history()
-    serve(cache, TOKENS)
-    inside = cache.explain([*TOKENS[:22], *range(10)])
-    assert reasons(inside) == [(20, 24, "branch", ""), (24, 32, "new", "")]
-    assert "2 tokens of the page of 4 that begins at 20" in str(inside)
-    at_a_node = cache.explain([*TOKENS, 1, 2, 3, 4])
-    assert reasons(at_a_node) == [(40, 44, "new", "")]
-    serve(cache, [*TOKENS, 1, 2, 3, 9])
-    assert reasons(cache.explain([*TOKENS, 1, 2, 3, 4])) == [(40, 44, "branch", "")]
-    assert reasons(cache.explain([100, 101, 7, 7])) == [(0, 4, "branch", "")]
-
-
-def test_what_was_used_longest_ago_has_gone_with_its_keys() -> None:
-    cache = path_cache(tokens=80)
-    cache.history()
-    for first in (0, 1000, 2000):
-        serve(cache, range(first, first + 40), label=f"request {first}")
-    told = cache.explain([*range(40), 7, 7, 7, 7])
-    assert reasons(told) == [(0, 40, "evicted", "path"), (40, 44, "new", "")]
-    assert "to make room for 'request 2000'" in str(told)
-    assert told.findings[0].pages == 10
-
-
-def test_what_has_gone_is_known_by_its_extra_keys_in_any_order() -> None:
-    cache, images = path_cache(), [(2, 3, "dog"), (0, 1, "cat")]
-    cache.history()
-    serve(cache, TOKENS, extra=images)
-    cache.evict({"path": 40})
-    for extra in (images, images[::-1]):
-        assert reasons(cache.explain(TOKENS, extra=extra)) == [(0, 40, "evicted", "path")]
 
 
 def test_a_prompt_that_is_larger_than_a_pool() -> None:
@@ -196,49 +230,6 @@ def test_a_page_that_the_store_refused() -> None:
     assert "the store refused it" in str(told) and "capacity: no room for 10 pages" in str(told)
 
 
-def test_what_lies_below_the_device_needs_a_load() -> None:
-    cache = cache_of(part("path", Path()), part("state", Point()), HostTier(TierManifest(capacity=4096)), tokens=80)
-    cache.history()
-    serve(cache, TOKENS)
-    cache.evict({"path": 20})
-    told = cache.explain(TOKENS)
-    assert (told.ready, told.restorable) == (0, 40)
-    assert reasons(told) == [(0, 40, "below", "path")]
-    assert "can bring back 40 tokens" in str(told)
-
-
-def test_what_no_tier_has_of_a_state_is_no_matter_of_a_load() -> None:
-    cache = cache_of(part("path", Path()), part("state", Point()), HostTier(TierManifest(capacity=4096)), tokens=80)
-    cache.history()
-    serve(cache, TOKENS)
-    cache.evict({"path": 20})
-    told = cache.explain([*TOKENS[:30], 1, 2])
-    assert (told.ready, told.restorable) == (0, 0)
-    assert reasons(told)[0] == (0, 28, "never kept", "state"), "the path is below, and no tier has a state at 28"
-
-
-def test_where_a_node_ends_that_no_tier_has_a_state_of_the_state_is_lacking() -> None:
-    state = part("state", Point(), admission="branch-and-last")
-    cache = cache_of(part("path", Path()), state, HostTier(TierManifest(capacity=4096)), tokens=80)
-    cache.history()
-    serve(cache, TOKENS, chunk=8)
-    cache.evict({"path": 20})
-    told = cache.explain([*TOKENS[:16], 1, 2, 3, 4])
-    assert (told.ready, told.restorable) == (0, 0)
-    assert reasons(told)[0] == (0, 16, "refused", "state"), "the path is below, and no tier has a state at 16"
-
-
-def test_of_what_went_in_part_before_a_history_began_no_cause_is_told() -> None:
-    cache = cache_of(part("path", Path()), part("near", Window(10)))
-    serve(cache, TOKENS[:32])
-    serve(cache, TOKENS)
-    cache.evict({"near": 6})
-    cache.history()
-    assert cache.evict({"near": 64}) == {"near": 3}
-    (finding,) = cache.explain(TOKENS).findings
-    assert (finding.reason, finding.lacks, finding.loss) == ("never kept", ((28, 40),), None)
-
-
 def test_what_a_history_has_forgotten_is_not_said_to_be_never_stored() -> None:
     cache = cache_of(part("path", Path()), part("near", Window(10)), tokens=400)
     serve(cache, TOKENS)
@@ -261,14 +252,6 @@ def test_a_sequence_may_be_explained_later() -> None:
         for sequence in (first, second):
             told = cache.account(sequence)
             assert sum(each.tokens for each in told.findings) == 40 - told.ready
-
-
-def test_tokens_whose_content_depends_on_what_follows() -> None:
-    cache = cache_of(part("path", Path(), lookahead=2))
-    cache.history()
-    serve(cache, [*TOKENS, 1, 2])
-    assert reasons(cache.explain(TOKENS)) == [(36, 40, "lookahead", "")]
-    assert reasons(cache.explain([*TOKENS, 1, 2], leave=9)) == [(32, 40, "left", ""), (40, 42, "page", "")]
 
 
 def test_what_failed_was_flushed_or_dropped() -> None:
@@ -296,30 +279,6 @@ def test_what_failed_was_flushed_or_dropped() -> None:
 
 def _fail() -> None:
     raise RuntimeError("the layers failed")
-
-
-def test_a_plugin_that_rejects_a_boundary_is_named() -> None:
-    class Picky(Component):
-        @hookimpl
-        def create_match_validator(self) -> Any:
-            return lambda view: min(view.boundary, 20)
-
-    cache = cache_of(part("path", Path(), kind=Picky))
-    cache.history()
-    serve(cache, TOKENS)
-    assert reasons(cache.explain(TOKENS)) == [(20, 40, "plugin", "path")]
-
-
-def test_a_plugin_that_rejects_one_boundary_after_another_is_named_once() -> None:
-    class Picky(Component):
-        @hookimpl
-        def create_match_validator(self) -> Any:
-            return lambda view: max(min(view.boundary, 20), view.boundary - 4)
-
-    cache = cache_of(part("path", Path()), part("near", Window(10), kind=Picky))
-    cache.history()
-    serve(cache, TOKENS)
-    assert reasons(cache.explain(TOKENS)) == [(20, 40, "plugin", "near")]
 
 
 def test_without_a_history_it_is_said_that_none_is_kept() -> None:

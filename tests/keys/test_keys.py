@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import struct
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from prefixloom import InputError, Tokens, encode
 from prefixloom.keys.elements import KeyMaker
 from prefixloom.keys.tokens import TOKEN_LIMIT
 from prefixloom.testing.inside.backdoor import extra_numbers
-from tests.support.helpers import path_cache, run, serve
+from tests.support.helpers import finish, path_cache, run, serve
 from tests.support.names import stable
 
 VALUES = [0, 1, 77, 100, 127]
@@ -28,44 +28,32 @@ def packed(values: Iterable[int]) -> bytes:
     return b"".join(struct.pack("<I", value) for value in values)
 
 
-@pytest.mark.parametrize("make", [list, tuple, iter, Tokens.tolist, lambda v: (t for t in v)], ids=stable)
-def test_tokens_of_any_python_sequence_are_encoded(make: Any) -> None:
-    source = encode(VALUES) if make is Tokens.tolist else VALUES
-    assert encode(make(source)) == packed(VALUES)
+def views() -> Iterator[tuple[Any, list[int]]]:
+    """Yield every kind of tokens, and the numbers that they are."""
+    for make in (list, tuple, iter, encode, lambda v: (t for t in v)):
+        yield make(VALUES), VALUES
+    yield range(3, 9), [*range(3, 9)]
+    yield [np.int64(5), np.uint8(6)], [5, 6]
+    for code in "bBhHiIlLqQ":
+        for values in (VALUES, []):
+            yield array(code, values), values
+    for code in "hHiIlLqQ":
+        yield memoryview(array(code, VALUES)), VALUES
+    for dtype in ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"):
+        yield np.array(VALUES, dtype), VALUES
+        yield np.array([], dtype), []
+        yield np.array([[7, *VALUES], [9, *VALUES]], dtype)[1, 1:], VALUES
+        yield np.array(VALUES * 2, dtype)[::2], (VALUES * 2)[::2]
+    for kind in (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64):
+        yield torch.tensor(VALUES * 2, dtype=kind)[::2], (VALUES * 2)[::2]
+    raw = packed(LARGE)
+    for each in (raw, bytearray(raw), memoryview(raw), memoryview(raw).cast("c")):
+        yield each, LARGE
 
 
-def test_a_range_is_tokens() -> None:
-    assert encode(range(3, 9)) == packed(range(3, 9))
-
-
-@pytest.mark.parametrize("code", "bBhHiIlLqQ")
-def test_an_array_of_any_integer_typecode_is_tokens(code: str) -> None:
-    assert encode(array(code, VALUES)) == packed(VALUES)
-    assert encode(memoryview(array(code, VALUES)) if code not in "bB" else array(code, VALUES)) == packed(VALUES)
-    assert encode(array(code)) == b""
-
-
-@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"])
-def test_a_numpy_array_of_any_integer_width_is_tokens(dtype: str) -> None:
-    assert encode(np.array(VALUES, dtype)) == packed(VALUES)
-    assert encode(np.array([[7, *VALUES], [9, *VALUES]], dtype)[1, 1:]) == packed(VALUES)
-    assert encode(np.array(VALUES * 2, dtype)[::2]) == packed((VALUES * 2)[::2]), "a strided view"
-    assert encode(np.array([], dtype)) == b""
-
-
-@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64])
-def test_a_torch_tensor_of_integers_is_tokens(dtype: torch.dtype) -> None:
-    assert encode(torch.tensor(VALUES, dtype=dtype)) == packed(VALUES)
-    assert encode(torch.tensor(VALUES * 2, dtype=dtype)[::2]) == packed((VALUES * 2)[::2])
-
-
-def test_numpy_scalars_in_a_list_are_tokens() -> None:
-    assert encode([np.int64(5), np.uint8(6)]) == packed([5, 6])
-
-
-@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview, lambda b: memoryview(b).cast("c")], ids=stable)
-def test_raw_bytes_are_encoded_tokens_already(kind: Any) -> None:
-    assert encode(kind(packed(LARGE))) == packed(LARGE)
+def test_tokens_of_every_kind_are_encoded() -> None:
+    for tokens, values in views():
+        assert encode(tokens) == packed(values), tokens
 
 
 def test_encoded_tokens_pass_through_uncopied() -> None:
@@ -253,12 +241,16 @@ def test_keyed_tokens_have_the_spans_that_a_cache_hands_out_however_they_were_gi
 def test_an_extra_span_outside_of_the_tokens_is_refused(span: tuple[int, int, str]) -> None:
     with pytest.raises(InputError, match="lies outside of the 8 tokens"):
         path_cache().match(range(8), extra=[span])
+    with path_cache().open([1, 2]) as sequence, pytest.raises(InputError, match="lies outside of the 8 tokens"):
+        sequence.append(range(8), extra=[span])
 
 
 @pytest.mark.parametrize("extra", [5, [5], [(0, 8)], [("a", 8, "k")], [(0, 8.0, "k")], [(0, 8, "k", 1)], "ab"])
 def test_extra_keys_of_the_wrong_form_are_refused(extra: Any) -> None:
     with pytest.raises(InputError, match="extra"):
         path_cache().match(range(8), extra=extra)
+    with path_cache().open([1, 2]) as sequence, pytest.raises(InputError, match="extra"):
+        sequence.append(range(8), extra=extra)
 
 
 @pytest.mark.parametrize("key", [["cat"], object(), frozenset({1}), 1j, ("cat", [1]), np.int64(1)], ids=stable)
@@ -290,3 +282,25 @@ def test_many_tokens_of_eight_bytes_are_encoded_and_checked_at_once(make: Any) -
 def test_text_is_refused_with_what_to_do() -> None:
     with pytest.raises(InputError, match="not text: run the tokenizer first"):
         encode("some text")
+
+
+def test_a_sequences_tokens_are_the_next_turns_prompt_with_their_keys() -> None:
+    prompt, image, cat = [1, 2, 3, 4, 5], [9] * 7, [(5, 12, "cat")]
+    cache, whole = path_cache(), [*prompt, *image, 6]
+    with cache.open(whole, extra=cat) as sequence:
+        finish(sequence)
+        sequence.append([*image, 7, 8, 9], extra=[(0, 7, "dog")])
+        finish(sequence)
+        tokens = sequence.tokens
+    assert tokens.extra == (*cat, (13, 20, "dog"))
+    assert cache.peek(tokens) == cache.match(tokens).ready == 20
+    assert cache.peek(tokens, extra=tokens.extra) == 20, "what is said twice counts once"
+    assert cache.peek(tokens.tolist()) == 4
+    with cache.open(tokens.extended([4] * 5), extra=[(23, 25, "sun")]) as sequence:
+        assert sequence.ready == 20
+        assert sequence.tokens.extra == (*tokens.extra, (23, 25, "sun"))
+    with cache.open(prompt) as sequence:
+        sequence.append(tokens.part(5))
+        assert sequence.tokens.extra == tokens.extra
+        finish(sequence)
+    assert cache.stats().components["path"].cached == 5, "what it published was there"

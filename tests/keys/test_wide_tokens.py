@@ -40,8 +40,7 @@ for name in ("path", "path and window, lookahead 2", "path, window and point", "
     for what, times in run(name, "wide", 150).items():
         counts[what] = counts.get(what, 0) + times
 assert counts["hit"] > 5, counts
-"""
-EVENTS = """
+
 from tests.random.events import run
 
 counts = run("path and window, lookahead 2", "wide", 150) + run("path", "wide", 150)
@@ -49,21 +48,12 @@ assert counts["hit"] > 0, counts
 """
 
 
-def in_wide(script: str) -> None:
-    """Run a script in a process whose tokens are wide."""
-    done = subprocess.run([sys.executable, "-c", WIDE + script], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+FILES = ["tests/keys/test_identity.py", "tests/lab/test_recording.py", "tests/tiers/test_store.py"]
 
 
-def test_random_operations_agree_with_the_sets_when_tokens_have_eight_bytes() -> None:
-    in_wide(MODEL)
-
-
-def test_events_rebuild_what_is_cached_when_tokens_have_eight_bytes() -> None:
-    in_wide(EVENTS)
-
-
-def test_recordings_stores_and_explanations_work_when_tokens_have_eight_bytes() -> None:
+def test_model_events_recordings_and_stores_work_when_tokens_have_eight_bytes() -> None:
+    """In a process of its own, for which all is imported once."""
     options = ["-q", "--assert=plain", "-p", "no:cacheprovider", "-m", "not slow"]
-    files = ["tests/keys/test_identity.py", "tests/lab/test_recording.py", "tests/tiers/test_store.py"]
-    in_wide(f"import pytest\nsys.exit(pytest.main({[*options, *files]}))")
+    script = WIDE + MODEL + f"import pytest\nsys.exit(pytest.main({[*options, *FILES]}))"
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]

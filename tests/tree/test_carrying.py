@@ -49,22 +49,6 @@ def test_the_cover_slides(debug: bool) -> None:
 
 
 @WAYS
-def test_below_what_was_given_back_the_lease_covers_what_there_is(debug: bool) -> None:
-    """Pieces that are published after their pages were given back: of the first of them nothing is there."""
-    cache = window_of(60, debug)
-    with cache.open(range(130)) as sequence:
-        run(sequence, 120)
-        cache.reclaim()
-        for upto in (40, 64, 80, 100, 120):
-            sequence.publish(upto)
-            check(cache, sequence)
-        assert [end for end, _ in covered(cache)] == [64, 80, 100, 120]
-    settle(cache)
-    assert cache.core.shape.lane("window").leased == 0
-    assert cache.evict({"window": 1000}) == {"window": 15}
-
-
-@WAYS
 def test_what_arrived_is_handed_over_without_what_is_absent(debug: bool) -> None:
     cache = window_of(10, debug)
     with cache.open(range(130)) as sequence:

@@ -42,13 +42,40 @@ def test_what_nobody_wants_goes_first_under_every_policy(policy: str) -> None:
     settle(cache)
 
 
-def test_nothing_goes_earlier_than_its_time() -> None:
+SERVED = {
+    "nothing goes earlier": ([1, (2, 50.0), "expire 49.9"], 1, [2]),
+    "wanted for ever by its last user": ([2, (1, 50.0), (1, math.inf), "expire 100"], 1, [1]),
+    "wanted for longer by its last user": ([2, (1, 50.0), (1, 200.0), "expire 100"], 1, [1]),
+    "wanted too short by its last user": ([2, (1, 50.0), (1, 90.0), "expire 100"], 1, [2]),
+    "used after its time it is as any other": (
+        [(1, 50.0), (2, 50.0), 3, "expire 100", 1, "expire 101"], 2, [1],
+    ),
+    "a flush forgets all times": ([(1, 50.0), "flush", 1, 2, "expire 100"], 1, [2]),
+    "many times that come later": (
+        [(1, 50.0), 2, *((3, 100.0 + number) for number in range(200)), "mark 1", "expire 50"], 1, [2, 3],
+    ),
+}  # fmt: skip
+"""Prompts that are served, some with a time until which they are wanted; how many are evicted, and which are left."""
+
+
+@pytest.mark.parametrize("case", SERVED)
+def test_prompt_goes_first_when_its_last_user_wants_it_no_more(case: str) -> None:
     cache = path_cache()
-    serve(cache, prompt(1))
-    serve(cache, prompt(2), until=50)
-    cache.expire(49.9)
-    cache.evict(LONG)
-    assert left(cache, 1, 2) == [2]
+    script, evicted, expected = SERVED[case]
+    for each in script:
+        verb, _, at = each.partition(" ") if isinstance(each, str) else ("serve", "", "")
+        if verb == "expire":
+            cache.expire(float(at))
+        elif verb == "flush":
+            cache.flush()
+        elif verb == "mark":
+            mark(cache, prompt(int(at)))
+        else:
+            number, until = each if isinstance(each, tuple) else (each, math.inf)
+            serve(cache, prompt(number), until=until)
+    cache.evict(evicted * LONG)
+    assert left(cache, *range(1, 4)) == expected
+    settle(cache)
 
 
 def test_every_component_gives_first_what_nobody_wants() -> None:
@@ -62,30 +89,6 @@ def test_every_component_gives_first_what_nobody_wants() -> None:
     cache.expire(60)
     cache.evict({"window": 3})
     assert left(cache, 1, 3) == [1]
-
-
-@pytest.mark.parametrize(("until", "kept"), [(math.inf, True), (200.0, True), (90.0, False)])
-def test_what_is_used_again_is_wanted_as_long_as_its_last_user_says(until: float, kept: bool) -> None:
-    """The second user hits all there is, and leaves nothing of its own. What is older than both goes otherwise."""
-    cache = path_cache()
-    serve(cache, prompt(2))
-    serve(cache, prompt(1), until=50)
-    serve(cache, prompt(1), until=until)
-    cache.expire(100)
-    cache.evict(LONG)
-    assert left(cache, 1, 2) == ([1] if kept else [2])
-
-
-def test_what_is_used_after_its_time_is_as_any_other_again() -> None:
-    cache = path_cache()
-    for number in (1, 2):
-        serve(cache, prompt(number), until=50)
-    serve(cache, prompt(3))
-    cache.expire(100)
-    serve(cache, prompt(1))
-    cache.expire(101)
-    cache.evict(2 * LONG)
-    assert left(cache, 1, 2, 3) == [1]
 
 
 def test_a_prefix_is_wanted_as_long_as_anything_below_it() -> None:
@@ -229,7 +232,7 @@ def test_an_engine_that_lends_its_slots_says_it_too() -> None:
     assert left(cache, 1, 2) == [1]
 
 
-def test_a_lower_priority_than_others_goes_first() -> None:
+def test_lower_priority_goes_first() -> None:
     cache = path_cache(policy="priority")
     serve(cache, prompt(1))
     serve(cache, prompt(2), priority=-1)
@@ -261,17 +264,6 @@ def test_times_that_are_no_times_are_refused() -> None:
         cache.expire(math.inf)
 
 
-def test_a_flush_forgets_all_times() -> None:
-    cache = path_cache()
-    serve(cache, prompt(1), until=50)
-    cache.flush()
-    serve(cache, prompt(1))
-    serve(cache, prompt(2))
-    cache.expire(100)
-    cache.evict(LONG)
-    assert left(cache, 1, 2) == [2]
-
-
 def test_the_times_of_many_requests_take_no_more_memory_than_the_tree() -> None:
     """Each request that leaves something has a time of its own, and none comes."""
     cache = path_cache(tokens=128, debug=False)
@@ -281,15 +273,3 @@ def test_the_times_of_many_requests_take_no_more_memory_than_the_tree() -> None:
     assert expiries is not None and 0 < len(expiries) <= 2 * cache.stats().nodes + 64
     cache.expire(2e9)
     assert len(expiries) == 0
-
-
-def test_a_time_is_remembered_however_many_come_after_it() -> None:
-    cache = path_cache()
-    serve(cache, prompt(1), until=50)
-    serve(cache, prompt(2))
-    for number in range(200):
-        serve(cache, prompt(3), until=100 + number)
-    mark(cache, prompt(1))
-    cache.expire(50)
-    cache.evict(LONG)
-    assert left(cache, 1, 2, 3) == [2, 3]

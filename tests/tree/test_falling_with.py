@@ -2,40 +2,15 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
-from prefixloom import Cache, Claim, Component, Path, PluginError, Point, Reach, TierManifest, Window, hookimpl
+from prefixloom import Claim, Component, Path, PluginError, Point, Reach, TierManifest, Window, hookimpl
 from prefixloom.contract.reach import Interval
 from prefixloom_hicache import HostTier
-from tests.support.helpers import PAGE, cache_of, every_reach, part, serve, settle
+from tests.support.helpers import PAGE, cache_of, part, serve, settle
 
 TOKENS = list(range(100, 140))
 ONES, TWOS = [1] * 8, [2] * 8
-
-
-def test_what_serves_no_boundary_without_an_evicted_cell_goes_with_it() -> None:
-    cache = cache_of(part("path", Path()), part("window", Window(6)), part("state", Point()))
-    for tokens in (TOKENS[:8], ONES, TWOS):
-        serve(cache, tokens)
-    cache.lease(cache.match(TOKENS[:8])).release()  # the path's least recent leaf is now that of ONES
-    free = {name: cache.pool(name).free for name in ("window", "state")}
-    assert cache.evict({"path": 2}) == {"path": 2}
-    assert cache.pool("state").free == free["state"] + 1
-    assert cache.pool("window").free == free["window"] + 2
-    assert [cache.stats().components[name].evicted for name in ("path", "window", "state")] == [2, 2, 1]
-    assert [cache.peek(tokens) for tokens in (TOKENS[:8], ONES, TWOS)] == [8, 0, 8]
-
-
-def test_a_window_takes_the_state_with_it_and_a_state_takes_nothing() -> None:
-    cache = cache_of(part("path", Path()), part("window", Window(6)), part("state", Point()))
-    serve(cache, ONES)
-    serve(cache, TWOS)
-    assert cache.evict({"window": 1}) == {"window": 2}
-    assert [cache.stats().components[name].evicted for name in ("path", "window", "state")] == [0, 2, 1]
-    assert cache.evict({"state": 1}) == {"state": 1}
-    assert [cache.stats().components[name].evicted for name in ("path", "window", "state")] == [0, 2, 2]
 
 
 class Late(Reach):
@@ -155,45 +130,3 @@ def test_a_reach_that_raises_while_it_is_asked_leaves_the_books_right(monkeypatc
     monkeypatch.setattr(Moody, "raising", False)
     assert cache.stats().components["near"].evicted >= 6
     settle(cache)
-
-
-def filled(names: tuple[str, ...], seed: int, falling: bool) -> tuple[Cache, list[list[int]]]:
-    """A cache of these components after some traffic, the same for the same seed."""
-    reaches = {**every_reach(), "path beside": Path()}
-    cache = cache_of(*(part(name, reaches[name]) for name in names), tokens=512, slots=40)
-    if not falling:
-        for lane in cache.core.shape.lanes:
-            lane.feeds = ()
-    rng = random.Random(seed)
-    prompts: list[list[int]] = []
-    for _ in range(12):
-        before = rng.choice(prompts)[: PAGE * rng.randrange(1, 6)] if prompts and rng.random() < 0.7 else []
-        prompts.append([*before, *(rng.randrange(9) for _ in range(PAGE * rng.randrange(1, 8)))])
-        serve(cache, prompts[-1])
-    return cache, prompts
-
-
-@pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize(
-    "names",
-    [
-        ("path", "window", "point"), ("window", "point"), ("path", "chunk", "point"), ("sinks", "point"),
-        ("path", "union", "tail", "point"), ("chunk", "union", "window"),
-        ("path", "path beside", "point"),
-    ],
-    ids="-".join,
-)  # fmt: skip
-def test_no_boundary_is_lost_by_what_falls(names: tuple[str, ...], seed: int) -> None:
-    """The same eviction in two caches, in one of which nothing falls: every prefix hits at the same length."""
-    rng = random.Random(seed + 100)
-    amounts = {name: rng.randrange(1, 40 if name != "point" else 4) for name in names}
-    fallen = 0
-    for name in names:
-        cache, prompts = filled(names, seed, True)
-        other, _ = filled(names, seed, False)
-        assert cache.evict({name: amounts[name]}) == other.evict({name: amounts[name]})
-        for prompt in prompts:
-            for length in range(PAGE, len(prompt) + 1, PAGE):
-                assert cache.peek(prompt[:length]) == other.peek(prompt[:length])
-        fallen += sum(each.evicted for each in cache.stats().components.values()) - amounts[name]
-    assert fallen or "path" not in names

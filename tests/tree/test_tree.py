@@ -152,41 +152,18 @@ def test_a_walk_goes_down_5000_nodes_and_all_of_it_is_evicted_without_recursion(
     lease.release()
     assert cache.evict(6000)["path"] == 5000
     assert cache.stats().nodes == 0
-    serve(cache, tokens)
-    cache.flush()
-    assert cache.stats().nodes == 0
+    for give_up in (cache.flush, lambda: cache.drop_namespace("")):
+        with cache.open(tokens) as sequence:
+            for _ in range(1500):  # deeper than Python may recurse
+                run(sequence, 1)
+                sequence.publish()
+            sequence.abort()
+        give_up()
+        assert cache.stats().nodes == 0
     settle(cache)
-
-
-@pytest.mark.parametrize("end", ["flush", "drop_namespace"])
-def test_a_deep_chain_is_given_up_without_recursion(end: str) -> None:
-    cache = path_cache(page=1, tokens=6000, debug=False)
-    with cache.open(range(5000)) as sequence:
-        for _ in range(5000):
-            run(sequence, 1)
-            sequence.publish()
-    cache.flush() if end == "flush" else cache.drop_namespace("")
-    assert cache.stats().components["path"].free == 6000
-    gc.collect()
 
 
 # ---------------------------------------------------------------- plans and leases over changes
-
-
-@pytest.mark.parametrize("name", every_reach())
-@pytest.mark.parametrize("cut", [4, 12, 20, 28])
-def test_a_plan_stays_true_over_splits_above_at_and_below_it(name: str, cut: int) -> None:
-    cache = cache_of(part("keys", Path()), part(name, every_reach()[name]), slots=16)
-    tokens = list(range(40))
-    serve(cache, tokens, chunk=20)
-    plan = cache.match(tokens[:20])
-    assert plan.ready == 20
-    serve(cache, [*tokens[:cut], *[777] * 12], chunk=4)
-    assert not plan.stale
-    assert plan.ready == 20
-    with cache.open(plan) as sequence:
-        assert sequence.ready == 20
-    settle(cache)
 
 
 # ---------------------------------------------------------------- garbage
