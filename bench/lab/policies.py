@@ -8,11 +8,8 @@ traces are made, which no policy was tuned to. Beside LRU and the bound stands h
 
 from __future__ import annotations
 
-import gzip
 import itertools
-import json
 import random
-from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path as File
 
@@ -20,7 +17,7 @@ import attrs
 
 from bench.runner.figures import Rows
 from prefixloom import Buffer, Component, Manifest, Path, Traffic, compose
-from prefixloom.lab import SyntheticTrace
+from prefixloom.lab import BlockPrompt, LabRequest, Replay, SyntheticTrace, read_trace
 from prefixloom.lab.bounds import chained, optimum
 from prefixloom_policies import adaptive
 from prefixloom_policies.cells import Prints
@@ -39,31 +36,19 @@ class BlockTrace:
 
     @classmethod
     def read(cls, file: File, block: int, part: tuple[float, float] = (0.0, 1.0)) -> BlockTrace:
-        with gzip.open(file, "rt") if file.suffix == ".gz" else file.open() as lines:
-            rows = [json.loads(line) for line in lines]
-        rows = rows[int(part[0] * len(rows)) : int(part[1] * len(rows))]
-        paths = [row["hash_ids"][: row["input_length"] // block] for row in rows]
-        return cls(chained(paths), sum(row["input_length"] for row in rows), block)
+        prompts = [each.prompt for each in read_trace(file, block=block)]
+        prompts = prompts[int(part[0] * len(prompts)) : int(part[1] * len(prompts))]
+        paths = [each.ids[: each.count // block] for each in prompts if isinstance(each, BlockPrompt)]
+        return cls(chained(paths), sum(each.count for each in prompts), block)
 
     def hit_rate(self, policy: str, capacity: int) -> float:
         """Return the part of all tokens that a cache of ``capacity`` blocks hits. A token is a block here."""
         Prints.stride, adaptive.NEW = 1, tuple(each // self.block for each in NEW)
         kv = Component("kv", Manifest([Buffer("data", (1,), "int64")]), Path())
         cache = compose(None, plugins=[kv], page_size=1, capacity=capacity, device="meta", policy=policy, debug=False)
-        chunk = max(CHUNK // self.block, 1)
-        hit = 0
-        for path in self.paths:
-            with cache.open(array("i", path[:capacity])) as sequence:
-                hit += sequence.ready
-                left = min(len(path), capacity) - sequence.ready
-                while left:
-                    count = min(chunk - sequence.committed % chunk, left)
-                    sequence.grow(count)
-                    sequence.commit()
-                    left -= count
-                    if left:
-                        sequence.publish()
-        return hit * self.block / self.tokens
+        asked = (LabRequest(0.0, BlockPrompt(path[:capacity], 1, len(path[:capacity]))) for path in self.paths)
+        outcome = Replay(cache, chunk=max(CHUNK // self.block, 1), closely=0, leave=0).run(asked)
+        return outcome.hit * self.block / self.tokens
 
     def bound(self, capacity: int) -> float:
         return sum(optimum(self.paths, capacity)) * self.block / self.tokens

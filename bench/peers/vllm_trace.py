@@ -12,9 +12,7 @@ Counted are the tokens that each side found, and the processor time of the threa
 from __future__ import annotations
 
 import gc
-import gzip
 import itertools
-import json
 import statistics
 import time
 from collections import deque
@@ -36,6 +34,7 @@ from bench.engines.vllm import (
     spec_of,
 )
 from bench.runner.figures import Rows
+from prefixloom.lab import BlockPrompt, read_trace
 
 with imported("vllm", "0.33.0"):
     from vllm.config import CacheConfig, KVTransferConfig, ModelConfig, ParallelConfig, SchedulerConfig, VllmConfig
@@ -67,25 +66,18 @@ class Scene:
     shm: str
 
 
-@attrs.frozen
-class Entry:
-    """A request of a trace."""
-
-    tokens: list[int]
-    answer: int
+Asked = tuple[list[int], int]
+"""The tokens of a prompt, and how many its answer has."""
 
 
-def entries(trace: Path, count: int, block: int, scale: int, answer: int) -> Iterator[Entry]:
+def entries(trace: Path, count: int, block: int, scale: int, answer: int) -> Iterator[Asked]:
     """Yield the first requests of a trace, with ``scale`` times fewer tokens. An id names a block's tokens."""
-    size = block // scale
-    numbers: dict[int, int] = {}
-    with gzip.open(trace, "rt") as lines:
-        for _, line in zip(range(count), lines, strict=False):
-            told = json.loads(line)
-            blocks = [numbers.setdefault(each, len(numbers)) for each in told["hash_ids"]]
-            tokens = [one for each in blocks for one in range(each * size, each * size + size)]
-            length = max(1, min(len(tokens), told["input_length"] // scale, LONGEST - answer - 1))
-            yield Entry(tokens[:length], max(1, min(answer, told["output_length"] // scale)))
+    for each in read_trace(trace, block=block, limit=count):
+        assert isinstance(each.prompt, BlockPrompt), f"{trace} is no trace of blocks"
+        size, length = block // scale, min(each.prompt.count // scale, LONGEST - answer - 1)
+        ids = each.prompt.ids[: -(-max(1, length) // size)]
+        prompt = BlockPrompt(ids, size, max(1, min(length, len(ids) * size)))
+        yield prompt.tokens().tolist(), max(1, min(answer, each.output // scale))
 
 
 BLOCK_BYTES = 4096
@@ -184,7 +176,7 @@ class CopiesThatEnd:
         )
 
 
-def run(side: str, scene: Scene, asked: list[Entry]) -> dict[str, Any]:
+def run(side: str, scene: Scene, asked: list[Asked]) -> dict[str, Any]:
     """Serve all requests, ``scene.running`` at a time, and count."""
     scheduler, config, kv_cache_config = scheduler_of(side, scene)
     worker = CopiesThatEnd(side, scheduler, config, kv_cache_config)
@@ -192,18 +184,18 @@ def run(side: str, scene: Scene, asked: list[Entry]) -> dict[str, Any]:
     requests = deque(enumerate(asked))
     gc.collect()
     gc.freeze()  # what is there is not looked at again, as in vLLM's engine
-    found = {"side": side, "requests": len(requests), "prompt": sum(len(each.tokens) for each in asked)}
+    found = {"side": side, "requests": len(requests), "prompt": sum(len(tokens) for tokens, _ in asked)}
     local = external = steps = open_requests = 0
     times: list[float] = []
     spent = 0.0
     clock = time.thread_time
     while requests or scheduler.has_unfinished_requests():
         while requests and open_requests < scene.running:
-            number, asks = requests.popleft()
+            number, (prompt, count) = requests.popleft()
             begun = clock()
             request = Request(  # it hashes its blocks at once
-                request_id=str(number), prompt_token_ids=asks.tokens, pooling_params=None, block_hasher=hasher,
-                sampling_params=SamplingParams(max_tokens=asks.answer, ignore_eos=True),
+                request_id=str(number), prompt_token_ids=prompt, pooling_params=None, block_hasher=hasher,
+                sampling_params=SamplingParams(max_tokens=count, ignore_eos=True),
             )  # fmt: skip
             scheduler.add_request(request)
             spent += clock() - begun

@@ -49,7 +49,7 @@ def test_a_table_has_a_row_for_each_fleet_and_a_page_its_pictures(
 def test_json_has_all_figures_and_scale_gives_each_replica_as_much_to_do(
     model: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    more = ["--replicas", "1,2", "--routing", "prefix", "--scale", "--late", "never", "--json", "--jobs", "2"]
+    more = ["--replicas", "1,2", "--routing", "prefix", "--scale", "--late", "never", "--json"]
     assert main(["fleet", "simulate", *TRAFFIC, *SIZE, *model, *more]) == 0
     one, two = json.loads(capsys.readouterr().out)["fleets"]
     assert (one["requests"], two["requests"], two["trace"]) == (40, 80, "2 x synthetic traffic")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
 import random
 from collections import Counter
 from collections.abc import Sequence
@@ -119,7 +120,7 @@ def test_each_request_is_answered_once_whatever_fails_lies_or_is_late(seed: int)
     if not outages:
         assert (one.resent, one.lost, one.unanswered) == (0, 0, 0)
         assert [(each.running, each.tokens_ahead) for each in policy.views] == [(0, 0)] * replicas
-    again = simulate(fleet, trace)
+    again = simulate(pickle.loads(pickle.dumps(fleet)), trace)  # as in another process
     assert attrs.evolve(again, cpu=0.0) == attrs.evolve(one, cpu=0.0)  # equal inputs give equal outcomes
 
 

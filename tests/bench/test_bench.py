@@ -29,7 +29,7 @@ def run(root: Path, *arguments: str) -> Any:
 
 
 def test_every_row_has_a_median_between_its_least_and_its_most() -> None:
-    result = run(ROOT, "bytecodes", "--rounds", "2", "--json")
+    result = run(ROOT, "bytecodes", "--rounds", "2", "--conversations", "20", "--json")
     assert len(result["rows"]) == 24
     for row in result["rows"]:
         here = row["here"]

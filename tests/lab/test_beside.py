@@ -306,7 +306,11 @@ def test_a_real_peer_serves_all_requests_and_every_token_has_a_reason(engine: st
     path = tmp_path / "trace.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     trace = read_trace(path)
-    setup = Setup(LLAMA if model == "llama" else CONFIGS / f"{model}.json", memory="24GiB", service=SERVICE)
+    setup = Setup(
+        LLAMA if model == "llama" else CONFIGS / f"{model}.json",
+        memory="64MiB" if model == "llama" else "24GiB",
+        service=SERVICE,
+    )
     ours = setup.replay(trace)
     name = f"{peer.__module__}:{peer.__name__}"
     for outcome in replay_beside(setup, trace, name):

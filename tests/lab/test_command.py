@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -48,7 +49,7 @@ def test_a_replay_prints_what_was_measured(files: tuple[str, str], capsys: pytes
 
 
 def test_several_policies_are_compared_and_json_has_all_figures(
-    files: tuple[str, str], capsys: pytest.CaptureFixture[str]
+    files: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trace, model = files
     size = ["--capacity", "full=2000,mamba=20", "--in-turn"]
@@ -56,8 +57,17 @@ def test_several_policies_are_compared_and_json_has_all_figures(
     table = capsys.readouterr().out.rpartition("\n\n")[2].splitlines()
     assert [row.split()[0] for row in table] == ["policy", "lru", "lfu", "no"]
     assert "memory  x ideal     hit  gap closed" in table[0] and " 0.0% " in table[1]
-    assert main(["replay", trace, "--model", model, *size, "--policy", "lru", "lfu", "--jobs", "2", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    page = tmp_path / "page.html"
+    both = []
+    for jobs in ("1", "2"):  # processes measure what one does
+        more = ["--jobs", jobs, "--json", "--report", str(page)]
+        assert main(["replay", trace, "--model", model, *size, "--policy", "lru", "lfu", *more]) == 0
+        both.append(json.loads(re.sub(r'"cpu": [\d.e-]+', '"cpu": 0', capsys.readouterr().out)))
+    told, apart = both
+    assert told == apart
+    text = page.read_text()
+    assert all(f"<td>{each}</td>" in text for each in ("lru", "lfu", "0.0%")) and text.count("<svg") == 2
+    assert not re.search(r"(src|href)=|https?://(?!www\.w3\.org/2000/svg)", text)  # it is read without a network
     (bound,) = told["bounds"]
     assert f"{bound['hit_rate']:.2%}" in table[3] and bound["bytes"] == told["replays"][0]["bytes"]
     assert all(each["hit_rate"] <= bound["hit_rate"] < 1 for each in told["replays"])
@@ -69,6 +79,17 @@ def test_several_policies_are_compared_and_json_has_all_figures(
     (replay,) = told["replays"]
     assert (replay["requests"], replay["policy"], replay["complete"]) == (9, "lru", True)
     assert replay["components"]["mamba"]["capacity"] == 20
+
+
+def test_a_plan_is_printed_and_drawn(
+    files: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "plan.html"
+    more = ["--traffic", "prompt=256,output=16,shared=0.3,users=4,requests=12", "--report", str(page)]
+    assert main(["plan", "--model", files[1], "--memory", "1MiB", *more]) == 0
+    heads = [line.split() for line in capsys.readouterr().out.splitlines() if "stopped by" in line]
+    assert heads == [["memory", "hit", "x", "ideal", "stopped", "by", "retracted", "refused"]] * 3
+    assert page.read_text().count("<table>") == 4
 
 
 def test_memory_is_divided_for_what_is_said_of_the_requests(

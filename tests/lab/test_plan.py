@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from array import array
-from pathlib import Path as FilePath
 from typing import Any
 
 import attrs
@@ -12,7 +11,7 @@ import pytest
 from prefixloom import CapacityError, Traffic
 from prefixloom.lab.plan import cost_of, describe_plan, fit_of, make_plan, name_of, traffic_of
 from prefixloom.lab.service import Service
-from prefixloom.lab.setup import Setup, replay_all
+from prefixloom.lab.setup import Setup
 from prefixloom.lab.traces.synthetic import SyntheticTrace
 
 HYBRID: dict[str, Any] = {
@@ -138,16 +137,6 @@ def test_a_synthetic_trace_is_the_same_again_and_each_turn_goes_on_from_the_last
         assert each.whole is not None
         said[each.session] = bytes(each.whole.tokens())
     assert followed > 30
-
-
-def test_processes_measure_what_one_does(tmp_path: FilePath) -> None:
-    trace = SyntheticTrace(TRAFFIC, users=6, requests=40)
-    setups = [Setup(HYBRID, memory=size, service=SERVICE, name=size) for size in ("2MiB", "4MiB")]
-    told: list[int] = []
-    apart = replay_all(setups, trace, jobs=2, told=lambda number, _: told.append(number))
-    here = replay_all(setups, trace)
-    assert sorted(told) == [0, 1]
-    assert [attrs.evolve(each, cpu=0.0) for each in apart] == [attrs.evolve(each, cpu=0.0) for each in here]
 
 
 def test_options_of_a_component_that_the_model_lacks_are_refused() -> None:

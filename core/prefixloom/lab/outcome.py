@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -213,6 +213,35 @@ def describe(outcome: ReplayOutcome) -> list[str]:
     if not outcome.complete:
         told.append("The replay was interrupted: this is what was measured so far.")
     return told
+
+
+def stopped_by(outcome: ReplayOutcome) -> str:
+    """Return the components that stopped tokens, with their shares."""
+    stopped = {name: use.stopped for name, use in outcome.components.items() if use.stopped}
+    return ", ".join(f"{name} {count / outcome.prompt:.1%}" for name, count in sorted(stopped.items())) or "-"
+
+
+FIGURES: Mapping[str, Callable[[ReplayOutcome], str]] = {
+    "policy": lambda each: each.policy,
+    "memory": lambda each: size_text(each.bytes),
+    "x ideal": lambda each: f"{each.multiple:.3f}",
+    "hit": lambda each: f"{each.hit_rate:.2%}",
+    "p50": lambda each: f"{each.to_compute(0.5):,}",
+    "p99": lambda each: f"{each.to_compute(0.99):,}",
+    "states used": lambda each: f"{each.states_used:,} of {each.states_made:,}",
+    "stopped by": stopped_by,
+    "retracted": lambda each: f"{each.retracted:,}",
+    "refused": lambda each: f"{each.refused:,}",
+}
+"""The columns of tables of replays: p50 and p99 are tokens that are left to compute."""
+
+
+def table_of(
+    outcomes: Iterable[ReplayOutcome], names: Sequence[str], **more: Callable[[ReplayOutcome], str]
+) -> list[tuple[str, ...]]:
+    """Return a row for each outcome, below the names of the columns: ``FIGURES``, or those of ``more``."""
+    figures = {**FIGURES, **{name.replace("_", " "): figure for name, figure in more.items()}}
+    return [tuple(names), *(tuple(figures[name](each) for name in names) for each in outcomes)]
 
 
 def reasons(outcome: ReplayOutcome) -> Iterable[tuple[str, float]]:

@@ -17,7 +17,7 @@ from ..cache.cache import Cache
 from ..compose.sizing import Traffic, size_text
 from ..contract.manifest import parse_memory
 from ..errors import CompositionError, InputError
-from .outcome import ReplayOutcome, columns
+from .outcome import ReplayOutcome, columns, table_of
 from .setup import Setup, Trace, replay_all
 from .traces.requests import LabRequest
 
@@ -286,20 +286,25 @@ def _with_grid(setup: Setup, cache: Cache, grid: int) -> Setup:
     return attrs.evolve(setup, options={**setup.options, **more})
 
 
-def describe_plan(plan: CapacityPlan) -> list[str]:
-    """A plan as lines for a terminal."""
-    told = [f"{plan.model}, {size_text(plan.memory)}", "", *plan.sizing, "", "What one request takes:"]
+def cost_table(plan: CapacityPlan) -> list[tuple[str, ...]]:
+    """Return what requests take in pages and states, a row for each length, below the heads."""
     rows = [("tokens", *(f"{name}, {kind}" for name in plan.page_bytes for kind in ("running", "kept")), "bytes kept")]
     for cost in plan.costs:
         cells = [f"{each[name]:,}" for name in plan.page_bytes for each in (cost.running, cost.kept)]
         size = sum(count * plan.page_bytes[name] for name, count in cost.kept.items())
         rows.append((f"{cost.tokens:,}", *cells, size_text(size)))
+    return rows
+
+
+def describe_plan(plan: CapacityPlan) -> list[str]:
+    """A plan as lines for a terminal."""
+    told = [f"{plan.model}, {size_text(plan.memory)}", "", *plan.sizing, "", "What one request takes:"]
     fit = plan.fit
     told += [
-        *columns(rows), "",
+        *columns(cost_table(plan)), "",
         f"Of requests of {plan.traffic.length:,} tokens, {fit.running:,} run at once ({fit.running_limit!r} is full "
         f"first), and {fit.cached:,} stay cached while none runs ({fit.cached_limit!r} is full first).",
-        "", "Hits by memory:", *columns([_HEADS, *map(_row, plan.curve)]),
+        "", "Hits by memory:", *_hits(plan.curve),
     ]  # fmt: skip
     knee = plan.knee
     told.append(
@@ -310,19 +315,12 @@ def describe_plan(plan: CapacityPlan) -> list[str]:
     if plan.short_first:
         told.append(f"At the budget, component {plan.short_first!r} is short first: alone it would serve the least.")
     if plan.pages:
-        told += ["", "Hits by page size, at the budget:", *columns([_HEADS, *map(_row, plan.pages)])]
+        told += ["", "Hits by page size, at the budget:", *_hits(plan.pages)]
     if plan.grids:
-        told += ["", "Hits by checkpoints, at the budget:", *columns([_HEADS, *map(_row, plan.grids)])]
+        told += ["", "Hits by checkpoints, at the budget:", *_hits(plan.grids)]
     return [*told, *plan.notes]
 
 
-_HEADS = ("", "bytes", "hit", "computed, x ideal", "stopped by", "retracted", "refused")
-
-
-def _row(outcome: ReplayOutcome) -> tuple[str, ...]:
-    stopped = {name: use.stopped for name, use in outcome.components.items() if use.stopped}
-    by = ", ".join(f"{name} {count / outcome.prompt:.1%}" for name, count in sorted(stopped.items())) or "-"
-    return (
-        outcome.policy, size_text(outcome.bytes), f"{outcome.hit_rate:.2%}", f"{outcome.multiple:.3f}", by,
-        f"{outcome.retracted:,}", f"{outcome.refused:,}",
-    )  # fmt: skip
+def _hits(outcomes: Sequence[ReplayOutcome]) -> list[str]:
+    heads, *rows = table_of(outcomes, ("policy", "memory", "hit", "x ideal", "stopped by", "retracted", "refused"))
+    return columns([("", *heads[1:]), *rows])

@@ -11,7 +11,6 @@ import logging
 import os
 import socket
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -45,7 +44,6 @@ STATS_SECONDS = 0.5
 HEALTH_SECONDS = 2.0
 HEALTH_PATIENCE = 15.0
 """How long a replica may take to say that it is well."""
-READY_SECONDS = 300.0
 CONNECT_SECONDS = 5.0
 """How long the head of a cluster may take to accept a connection."""
 
@@ -256,16 +254,3 @@ def end_ray(config: FleetConfig) -> None:
         if not config.address and ray.is_initialized():  # else Ray would look for a cluster, and end Serve there
             serve.shutdown()
     ray.shutdown()
-
-
-def wait_running(config: FleetConfig, count: int, seconds: float = READY_SECONDS) -> None:
-    """Wait until so many replicas run. ``PrefixloomError``: they do not come."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        told = serve.status().applications.get(config.name)
-        if told is not None:
-            states = told.deployments["Replica"].replica_states
-            if states.get("RUNNING", 0) >= count:
-                return
-        time.sleep(0.2)
-    raise PrefixloomError(f"there are not {count} replicas after {seconds:g} seconds")

@@ -14,6 +14,8 @@ from prefixloom.lab.outcome import columns, percentile
 MICROSECONDS = 1_000_000
 DIGITS = 3
 """Times to first token are counted with so many digits, so that their number does not grow with the trace."""
+SUMS = ("requests", "refused", "retracted", "prompt", "output", "hit", "restored", "ideal")
+"""Figures of a replay that are summed up over the replicas."""
 
 
 @attrs.frozen
@@ -33,23 +35,19 @@ class ReplicaFigures:
     lost: int
     outcome: ReplayOutcome | None
 
-    @property
-    def computed(self) -> int:
-        """Tokens, with those that were lost."""
-        return self.lost + (0 if self.outcome is None else self.outcome.computed)
+    def figure(self, name: str) -> int:
+        """Return one of ``SUMS``, or the tokens that were ``computed``, with those that were lost."""
+        found: int = 0 if self.outcome is None else getattr(self.outcome, name)
+        return found + (self.lost if name == "computed" else 0)
 
     def as_dict(self) -> dict[str, Any]:
         told = attrs.asdict(self, filter=lambda field, _: field.name != "outcome")
-        names = ("requests", "refused", "retracted", "prompt", "output", "hit", "restored", "ideal")
-        return told | {
-            "computed": self.computed,
-            **{name: 0 if self.outcome is None else getattr(self.outcome, name) for name in names},
-        }
+        return told | {name: self.figure(name) for name in ("computed", *SUMS)}
 
 
-@attrs.frozen
+@attrs.define
 class FleetOutcome:
-    """What was measured of a fleet. Its sums are those of its replicas.
+    """What was measured of a fleet. Its sums, which are made of the replicas, are those of ``ReplayOutcome``.
 
     ``bytes``       of all pools of one replica
     ``unanswered``  requests that no replica was there for until the end
@@ -58,6 +56,10 @@ class FleetOutcome:
                     request that was sent again waits for the first token of the answer that it got
     ``read``, ``written``  bytes of the shared store
     ``prefill``     tokens of prompts that one replica computes in a second
+    ``restored``    tokens that a tier below or the shared store brought
+    ``ideal``       tokens that one cache of infinite memory would have computed
+    ``computed``    tokens, with the ``lost`` ones of replicas that died
+    ``missed``      tokens that did not hit, by the reason
     """
 
     trace: str
@@ -75,56 +77,26 @@ class FleetOutcome:
     span: float
     cpu: float
     complete: bool
+    requests: int = attrs.field(init=False)
+    refused: int = attrs.field(init=False)
+    retracted: int = attrs.field(init=False)
+    output: int = attrs.field(init=False)
+    prompt: int = attrs.field(init=False)
+    hit: int = attrs.field(init=False)
+    restored: int = attrs.field(init=False)
+    ideal: int = attrs.field(init=False)
+    computed: int = attrs.field(init=False)
+    lost: int = attrs.field(init=False)
+    missed: Mapping[str, int] = attrs.field(init=False)
 
-    def _sum(self, name: str) -> int:
-        found: list[int] = [getattr(each.outcome, name) for each in self.replicas if each.outcome is not None]
-        return sum(found)
-
-    @property
-    def requests(self) -> int:
-        """That were answered."""
-        return self._sum("requests")
-
-    @property
-    def refused(self) -> int:
-        """That are too long for the pools."""
-        return self._sum("refused")
-
-    @property
-    def prompt(self) -> int:
-        return self._sum("prompt")
-
-    @property
-    def hit(self) -> int:
-        return self._sum("hit")
-
-    @property
-    def restored(self) -> int:
-        """Tokens that a tier below or the shared store brought."""
-        return self._sum("restored")
-
-    @property
-    def ideal(self) -> int:
-        """Tokens that one cache of infinite memory would have computed."""
-        return self._sum("ideal")
-
-    @property
-    def computed(self) -> int:
-        """Tokens, with those that were lost when replicas died."""
-        return sum(each.computed for each in self.replicas)
-
-    @property
-    def lost(self) -> int:
-        return sum(each.lost for each in self.replicas)
-
-    @property
-    def missed(self) -> Mapping[str, int]:
-        """Tokens that did not hit, by the reason, as of a replay."""
-        found: Counter[str] = Counter()
+    def __attrs_post_init__(self) -> None:
+        missed: Counter[str] = Counter()
         for each in self.replicas:
-            if each.outcome is not None:
-                found.update(each.outcome.missed)
-        return dict(found)
+            missed.update({} if each.outcome is None else each.outcome.missed)
+        sums = {name: sum(each.figure(name) for each in self.replicas) for name in ("computed", *SUMS)}
+        self.lost, self.missed = sum(each.lost for each in self.replicas), dict(missed)
+        for name, value in sums.items():
+            setattr(self, name, value)
 
     @property
     def multiple(self) -> float:
@@ -141,7 +113,7 @@ class FleetOutcome:
         """The tokens that the busiest place computed, as a multiple of the mean of all places."""
         by_place = [0] * self.places
         for each in self.replicas:
-            by_place[each.place] += each.computed
+            by_place[each.place] += each.figure("computed")
         return max(by_place) * self.places / sum(by_place) if any(by_place) else 1.0
 
     @property
@@ -150,17 +122,14 @@ class FleetOutcome:
         return self.computed / (self.prefill * self.span * self.places) if self.span else 0.0
 
     def first_token(self, part: float) -> float:
-        """The seconds to the first token within which this part of the requests had it: 0.5 for the median."""
+        """Return the seconds to the first token within which this part of the requests had it: 0.5 for the median."""
         return percentile(self.waits, part) / MICROSECONDS
 
     def as_dict(self) -> dict[str, Any]:
-        """All figures as plain data."""
-        names = (
-            "trace", "model", "routing", "places", "bytes", "requests", "refused", "unanswered", "resent", "prompt",
-            "hit", "restored", "computed", "lost", "ideal", "missed", "multiple", "hit_rate", "imbalance", "busy",
-            "read", "written", "prefill", "span", "cpu", "complete",
-        )  # fmt: skip
-        return {name: getattr(self, name) for name in names} | {
+        """Return all figures as plain data."""
+        told = attrs.asdict(self, recurse=False)
+        return told | {
+            "multiple": self.multiple, "hit_rate": self.hit_rate, "imbalance": self.imbalance, "busy": self.busy,
             "p50": self.first_token(0.5), "p90": self.first_token(0.9), "p99": self.first_token(0.99),
             "waits": {str(wait): count for wait, count in sorted(self.waits.items())},
             "replicas": [each.as_dict() for each in self.replicas],

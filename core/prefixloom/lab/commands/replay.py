@@ -16,7 +16,7 @@ from ...errors import InputError
 from ...insight.explanation import Explanation
 from ..beside.side_by_side import table
 from ..beside.sides import check_beside, replay_beside
-from ..outcome import ReplayOutcome, columns
+from ..outcome import ReplayOutcome, columns, table_of
 from ..pages.report import html_report
 from ..recordings.rerun import RecordedCalls, rerun, shrink
 from ..setup import Setup, replay_all
@@ -318,18 +318,11 @@ def _tell(
 
 
 def comparison(outcomes: Sequence[ReplayOutcome], bounds: Sequence[Bound] = ()) -> list[str]:
-    """Replays of one trace in a table, one line each, and what no policy hits with each memory."""
-    heads = ("policy", "memory", "x ideal", "hit", "gap closed", "p50", "p99", "states used", "retracted", "refused")
-    rows: list[tuple[str, ...]] = [heads]
-    for each in outcomes:
-        rows.append((
-            each.policy, size_text(each.bytes), f"{each.multiple:.3f}", f"{each.hit_rate:.2%}",
-            share_closed(each, outcomes, bounds),
-            f"{each.to_compute(0.5):,}", f"{each.to_compute(0.99):,}", f"{each.states_used:,} of {each.states_made:,}",
-            f"{each.retracted:,}", f"{each.refused:,}",
-        ))  # fmt: skip
-    for bound in bounds:
-        rows.append(("no policy", size_text(bound.bytes), "", f"{bound.hit_rate:.2%}", *[""] * (len(heads) - 4)))
+    """Return replays of one trace in a table, one line each, and what no policy hits with each memory."""
+    names = ["policy", "memory", "x ideal", "hit", "gap closed", "p50", "p99", "states used", "retracted", "refused"]
     if not bounds:
-        rows = [(*row[:4], *row[5:]) for row in rows]
+        names.remove("gap closed")
+    rows = table_of(outcomes, names, gap_closed=lambda each: share_closed(each, outcomes, bounds))
+    for bound in bounds:
+        rows.append(("no policy", size_text(bound.bytes), "", f"{bound.hit_rate:.2%}", *[""] * (len(names) - 4)))
     return columns(rows)

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from ...compose.sizing import size_text
-from ..outcome import ReplayOutcome, reasons
-from ..plan import CapacityPlan
+from ..outcome import ReplayOutcome, reasons, table_of
+from ..plan import CapacityPlan, cost_table
 from ..trace_bounds import Bound, share_closed
 from .charts import STYLE, LineSeries, line_chart, stacked_areas, stacked_bars
 
@@ -69,18 +69,11 @@ def plan_report(plan: CapacityPlan) -> str:
         series = [LineSeries("hit", points), _infinite(plan.curve)]
         if knee is not None:
             series.append(LineSeries("knee", [(knee.bytes, 0.0), (knee.bytes, knee.hit_rate)], True))
-        parts += ["<h2>Tokens that hit, by memory</h2>", _rates(series), _table(plan.curve, (), "")]
-    names = list(plan.page_bytes)
-    heads = ["tokens", *(f"{name}, {kind}" for name in names for kind in ("running", "kept")), "bytes kept"]
-    rows = []
-    for cost in plan.costs:
-        kept = sum(count * plan.page_bytes[name] for name, count in cost.kept.items())
-        cells = [f"{each[name]:,}" for name in names for each in (cost.running, cost.kept)]
-        rows.append([f"{cost.tokens:,}", *cells, size_text(kept)])
-    parts += ["<h2>What one request takes, in pages and states</h2>", html_table(heads, rows)]
+        parts += ["<h2>Tokens that hit, by memory</h2>", _rates(series), _table(plan.curve, ())]
+    parts += ["<h2>What one request takes, in pages and states</h2>", _below_heads(cost_table(plan))]
     for title, outcomes in (("Page sizes", plan.pages), ("Checkpoints", plan.grids)):
         if outcomes:
-            parts += [f"<h2>{title}, at the budget</h2>", _table(outcomes, (), "")]
+            parts += [f"<h2>{title}, at the budget</h2>", _table(outcomes, ())]
     parts += [f'<p class="soft">{escape(note)}</p>' for note in plan.notes]
     return html_page(f"{plan.model}: plan", parts)
 
@@ -130,29 +123,16 @@ def _shares(outcome: ReplayOutcome) -> Iterable[tuple[str, float]]:
         yield from reasons(outcome)
 
 
-def _table(outcomes: Sequence[ReplayOutcome], bounds: Sequence[Bound], name: str = "policy") -> str:
-    heads = [
-        "memory",
-        name,
-        "computed, x ideal",
-        "hit",
-        "gap closed",
-        "states made",
-        "median left",
-        "p99 left",
-        "refused",
-    ]
+def _table(outcomes: Sequence[ReplayOutcome], bounds: Sequence[Bound]) -> str:
+    names = ["memory", "policy", "x ideal", "hit", "gap closed", "states used", "p50", "p99", "refused"]
     if not bounds:
-        heads.remove("gap closed")
-    rows = [
-        [
-            size_text(each.bytes), each.policy, f"{each.multiple:.3f}", f"{each.hit_rate:.2%}",
-            *([share_closed(each, outcomes, bounds)] if bounds else []),
-            f"{each.states_made:,}", f"{each.to_compute(0.5):,}", f"{each.to_compute(0.99):,}", f"{each.refused:,}",
-        ]
-        for each in sorted(outcomes, key=lambda each: (each.bytes, each.policy))
-    ]  # fmt: skip
-    return html_table(heads, rows)
+        names.remove("gap closed")
+    ordered = sorted(outcomes, key=lambda each: (each.bytes, each.policy))
+    return _below_heads(table_of(ordered, names, gap_closed=lambda each: share_closed(each, outcomes, bounds)))
+
+
+def _below_heads(rows: Sequence[Sequence[str]]) -> str:
+    return html_table(rows[0], rows[1:])
 
 
 def html_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -11,7 +11,7 @@ import gzip
 import json
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +29,24 @@ from ..traces.requests import BASE, OWN
 
 SHOWN = 20
 """So many differences are told in words."""
-OF_SEQUENCES = frozenset({
-    "open", "restore", "grow", "append", "fill", "commit", "publish", "rewind", "close", "abort", "priority", "until",
-    "why",
-})  # fmt: skip
+COMPARED = frozenset({"open", "restore", "grow", "append", "publish", "rewind", "close", "abort"})
+"""Verbs of sequences that the driver has a method for, because something is compared or kept in mind."""
+PLAIN: Mapping[str, Callable[[Sequence, Entry], object]] = {
+    "fill": lambda sequence, entry: sequence.fill(),
+    "commit": lambda sequence, entry: sequence.commit(max(sequence.committed, min(entry[2], sequence.reserved))),
+    "priority": lambda sequence, entry: setattr(sequence, "priority", entry[2]),
+    "until": lambda sequence, entry: setattr(sequence, "until", FOREVER if entry[2] is None else entry[2]),
+    "why": lambda sequence, entry: None,
+}
+"""The other verbs of sequences."""
+OF_CACHES: Mapping[str, Callable[[Cache, Entry], object]] = {
+    "expire": lambda cache, entry: cache.expire(entry[1]),
+    "reclaim": lambda cache, entry: cache.reclaim(),
+    "poll": lambda cache, entry: cache.poll(),
+    "drop": lambda cache, entry: [cache.drop_namespace(namespace) for namespace in entry[1]],
+    "flush": lambda cache, entry: cache.flush(),
+}
+"""The verbs of caches of which nothing is compared."""
 
 
 @attrs.define
@@ -140,12 +154,15 @@ class _Driver:
     def make(self, line: int, entry: Entry) -> None:
         verb = entry[0]
         self.calls += 1
-        if verb in OF_SEQUENCES and verb != "open":
-            sequence = self._sequences.get(entry[1])
-            if sequence is not None and sequence.open:
+        if verb in OF_CACHES:
+            OF_CACHES[verb](self._cache, entry)
+        elif verb == "open" or not _is_of_a_sequence(verb):
+            getattr(self, f"_{verb}")(line, entry)
+        elif (sequence := self._sequences.get(entry[1])) is not None and sequence.open:
+            if verb in PLAIN:
+                PLAIN[verb](sequence, entry)
+            else:
                 getattr(self, f"_{verb}")(line, entry, sequence)
-            return
-        getattr(self, f"_{verb}")(line, entry)
 
     def _expect(self, line: int, what: str, recorded: object, found: object) -> None:
         if recorded != found:
@@ -196,14 +213,6 @@ class _Driver:
             sequence.append(self._tokens(number, sequence.named, named))
         self._complete[number] += len(numbers_of(hashes))
 
-    def _fill(self, line: int, entry: Entry, sequence: Sequence) -> None:
-        sequence.fill()
-
-    def _commit(self, line: int, entry: Entry, sequence: Sequence) -> None:
-        upto = min(entry[2], sequence.reserved)
-        if upto >= sequence.committed:
-            sequence.commit(upto)
-
     def _publish(self, line: int, entry: Entry, sequence: Sequence) -> None:
         _, _, asked, published = entry
         upto = min(asked, sequence.publishable)
@@ -221,21 +230,9 @@ class _Driver:
     def _close(self, line: int, entry: Entry, sequence: Sequence) -> None:
         del self._sequences[entry[1]]
         self._coming.pop(entry[1], None)
-        sequence.close()
+        getattr(sequence, entry[0])()
 
-    def _abort(self, line: int, entry: Entry, sequence: Sequence) -> None:
-        del self._sequences[entry[1]]
-        self._coming.pop(entry[1], None)
-        sequence.abort()
-
-    def _priority(self, line: int, entry: Entry, sequence: Sequence) -> None:
-        sequence.priority = entry[2]
-
-    def _until(self, line: int, entry: Entry, sequence: Sequence) -> None:
-        sequence.until = FOREVER if entry[2] is None else entry[2]
-
-    def _why(self, line: int, entry: Entry, sequence: Sequence) -> None:
-        """It changes nothing."""
+    _abort = _close
 
     # ------------------------------------------------------------ steps
     def _begin(self, line: int, entry: Entry) -> None:
@@ -258,22 +255,6 @@ class _Driver:
         _, need, unneeded, freed = entry
         self._expect(line, "evicted", freed, self._cache.evict(need, unneeded=bool(unneeded)))
 
-    def _expire(self, line: int, entry: Entry) -> None:
-        self._cache.expire(entry[1])
-
-    def _reclaim(self, line: int, entry: Entry) -> None:
-        self._cache.reclaim()
-
-    def _poll(self, line: int, entry: Entry) -> None:
-        self._cache.poll()
-
-    def _drop(self, line: int, entry: Entry) -> None:
-        for namespace in entry[1]:
-            self._cache.drop_namespace(namespace)
-
-    def _flush(self, line: int, entry: Entry) -> None:
-        self._cache.flush()
-
     # ------------------------------------------------------------ tokens
     def _tokens(self, number: int, start: int, end: int) -> Tokens:
         """Tokens for the positions [start, end) of a sequence. The last two of a page are its hash."""
@@ -291,6 +272,10 @@ class _Driver:
         if page > 1:
             words[page - 2 :: page] = array("q", [value // BASE for value in values])
         return encode(words[start - first * page : end - first * page])
+
+
+def _is_of_a_sequence(verb: str) -> bool:
+    return verb in COMPARED or verb in PLAIN
 
 
 def _found(plan: Any) -> list[object]:
@@ -352,7 +337,8 @@ def _failure(recording: RecordedCalls, compose: Callable[[], Cache]) -> BaseExce
 
 def _is_loose(entry: Entry) -> bool:
     """Whether a call belongs to no request."""
-    return (entry[0] not in OF_SEQUENCES and entry[0] not in ("begin", "end", "run")) or entry[:2] == ["open", -1]
+    verb = entry[0]
+    return not (_is_of_a_sequence(verb) or verb in ("begin", "end")) or entry[:2] == ["open", -1]
 
 
 def _only(recording: RecordedCalls, numbers: Iterable[int]) -> RecordedCalls:
@@ -368,7 +354,7 @@ def _only(recording: RecordedCalls, numbers: Iterable[int]) -> RecordedCalls:
                 continue
             steps.add(entry[1])
             entry = [*entry[:2], rows, *entry[3:]]
-        elif (verb in ("run", "end") and entry[1] not in steps) or (verb in OF_SEQUENCES and entry[1] not in kept):
+        elif (verb == "end" and entry[1] not in steps) or (_is_of_a_sequence(verb) and entry[1] not in kept):
             continue
         entries.append((line, entry))
     return attrs.evolve(recording, entries=entries)

@@ -30,7 +30,6 @@ VERBS: Mapping[str, str] = {
     "grow": "number, reserved, failed, arriving",
     "append": "number, named, hashes, the first page",
     "begin": "step, numbers, role, ahead",
-    "run": "step",
     "end": "step, failed",
     "fill": "number",
     "commit": "number, committed",
