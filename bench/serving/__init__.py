@@ -1,4 +1,4 @@
-"""What serving costs: the engine beside plain batches, the server beside the engine, and what watching them adds.
+"""What serving costs: the server beside the engine, what watching them adds, and a fleet beside its simulation.
 
 Read ``server`` first. This room must not know the peers.
 """

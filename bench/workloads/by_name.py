@@ -25,7 +25,6 @@ LONG = {
     "watching": "bench.serving.watching:watching",
     "server": "bench.serving.server:server",
     "telemetry": "bench.serving.server:telemetry",
-    "plain_batches": "bench.serving.plain_batches:plain_batches",
     "fleet_policies": "bench.serving.fleet_policies:fleet_policies",
     "policies": "bench.lab.policies:policies",
     "replay_speed": "bench.lab.speed:replay_speed",

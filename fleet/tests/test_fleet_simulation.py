@@ -131,6 +131,7 @@ def test_what_a_dead_replica_had_is_sent_again_and_what_it_computed_is_lost() ->
     outcome = Fleet(fleet, "one").run([request])
     holds(outcome, 1)
     assert (outcome.resent, outcome.lost, outcome.computed) == (1, 32 * 128, 32 * 128 + 8000)
+    assert outcome.ideal == 8000  # it is no prompt that was seen before
     assert [(each.name, each.begun, each.died) for each in outcome.replicas] == [
         ("replica 0", 0.0, 1.0),
         ("replica 0, joined again (1)", 3.0, None),

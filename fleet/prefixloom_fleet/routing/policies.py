@@ -1,18 +1,40 @@
-"""Policies: the routing policies by their names."""
+"""Policies: the routing policies by their names, and the two that ask nothing of caches."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from prefixloom import InputError
 
-from .contract import RoutingPolicy
+from .contract import ReplicaView, RoutingPolicy, RoutingRequest
 from .decode_room import DecodeRoom
-from .least_loaded import LeastLoaded
 from .prefix_affinity import PrefixAffinity
 from .resumable_boundary import ResumableBoundary
-from .round_robin import RoundRobin
+from .turns import Turns
+
+
+class RoundRobin:
+    """Sends a request to the replica that was sent to longest ago."""
+
+    def __init__(self, *, follows: bool = True) -> None:
+        self._turns = Turns()
+
+    def order(self, request: RoutingRequest, replicas: Sequence[ReplicaView]) -> Sequence[ReplicaView]:
+        ordered = sorted(replicas, key=self._rank)
+        if ordered:
+            self._turns.take(ordered[0], replicas)
+        return ordered
+
+    def _rank(self, replica: ReplicaView) -> tuple[int, ...]:
+        return (self._turns.last(replica),)
+
+
+class LeastLoaded(RoundRobin):
+    """Sends a request to where the fewest tokens are ahead of it, of equal ones to where the fewest requests run."""
+
+    def _rank(self, replica: ReplicaView) -> tuple[int, ...]:
+        return replica.tokens_ahead, replica.running, self._turns.last(replica)
 
 
 class MakesPolicy(Protocol):

@@ -7,7 +7,7 @@ Read ``fleet_simulation`` first: the one time in which everything happens. Aroun
 
 ``replica``        one replica: the lab's driver, with a store behind its cache
 ``prefix_index``   what routers know of the caches: whose pages, and where each can resume
-``known``          what a router knows of one replica
+``member``         one replica while it is there, and what a router's policy sees of it
 ``shared_store``   what replicas have written for all, and what it costs to read it
 ``outages``        replicas that die and join again
 ``repeated``       a trace several times over, or faster

@@ -12,7 +12,7 @@ import heapq
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import attrs
 
@@ -23,7 +23,7 @@ from prefixloom.lab.setup import outcomes_of
 
 from ..routing import RoutingPolicy, RoutingRequest, find_policy
 from .fleet_outcome import FleetOutcome, ReplicaFigures, rounded_wait
-from .known import KnownReplica
+from .member import Depths, Member
 from .outages import Outage, check_outages
 from .prefix_index import PrefixIndex
 from .repeated import RepeatedTrace
@@ -65,31 +65,6 @@ class FleetSetup:
         find_policy(self.routing)
 
 
-@attrs.define(eq=False)
-class Member:
-    """One replica of the fleet while it is there.
-
-    ``due``   when its next event is
-    ``lost``  tokens that it had computed for nothing when it died
-    """
-
-    known: KnownReplica
-    place: int
-    begun: float
-    replica: SimulatedReplica | None = None
-    cache: Cache | None = None
-    due: float = math.inf
-    lost: int = 0
-    died: float | None = None
-
-    def free(self) -> Mapping[str, float]:
-        """By component, the part of its memory that is free or can be evicted."""
-        if self.cache is None:
-            return {}
-        figures = self.cache.stats().components
-        return {name: (each.free + each.cached - each.leased) / each.capacity for name, each in figures.items()}
-
-
 class Fleet:
     """One simulation while it goes on. ``policy``: instead of the one that the setup names."""
 
@@ -108,11 +83,11 @@ class Fleet:
         self._index: PrefixIndex | None = None
         """Made when a policy first asks, since following all caches takes as long as the rest."""
         sizes = BytesOfBoundaries(self._spare)
-        self._needs = SequenceNeeds.of(self._composition, setup.setup.chunk)
+        self.needs = SequenceNeeds.of(self._composition, setup.setup.chunk)
         self._bytes = sum(each.capacity * each.page_bytes for each in self._spare.stats().components.values())
         self._store = None if setup.store is None else SharedStore(setup.store, sizes, self._page)
         self._seen = SeenPrefixes(self._page)
-        self._now = 0.0
+        self.now = 0.0
         self._first: float | None = None
         self._members: dict[int, Member] = {}
         """By place, the replicas that are there."""
@@ -125,7 +100,7 @@ class Fleet:
         self._events: list[tuple[float, int, Member]] = []
         self._changes: list[tuple[float, int, int]] = []
         """Of the fleet: (when, a number that orders those of one time, place). It dies at even numbers, and joins."""
-        self._asked: tuple[RoutingRequest | None, tuple[dict[int, int], dict[int, int]]] = (None, ({}, {}))
+        self._asked: tuple[RoutingRequest | None, Depths] = (None, ({}, {}))
         self._waits: Counter[int] = Counter()
         self._resent = self._done = 0
         for number, each in enumerate(check_outages(setup.outages, setup.replicas)):
@@ -145,7 +120,7 @@ class Fleet:
                 if self._first is None:
                     self._first = request.at
                 self._advance_to(request.at)
-                self._now = max(self._now, request.at)
+                self.now = max(self.now, request.at)
                 self._route(request, number, None)
             self._advance_to(math.inf)
             complete = True
@@ -171,26 +146,26 @@ class Fleet:
                 return
             if next_event <= next_change:
                 at, _, member = heapq.heappop(events)
-                self._now = max(self._now, at)
+                self.now = max(self.now, at)
                 member.due = math.inf
                 assert member.replica is not None
                 member.replica.advance()
                 self._reschedule(member)
             else:
                 at, change, place = heapq.heappop(changes)
-                self._now = max(self._now, at)
+                self.now = max(self.now, at)
                 self._join(place) if change % 2 else self._die(place)
 
     def _reschedule(self, member: Member) -> None:
         """After something happened at a replica."""
         assert member.replica is not None
         if self._index is not None:
-            self._index.poll(member.known.number, self._now)
+            self._index.poll(member.number, self.now)
         due = member.replica.due()
         if due != member.due:
             member.due = due
             if due < math.inf:
-                heapq.heappush(self._events, (due, member.known.number, member))
+                heapq.heappush(self._events, (due, member.number, member))
 
     # ------------------------------------------------------------ the router
     def _route(self, request: LabRequest, number: int, ideal: int | None) -> None:
@@ -199,11 +174,10 @@ class Fleet:
             self._held.append((request, number, ideal))
             return
         asked = self._described(request)
-        views = [member.known for member in self._members.values()]
-        ordered = self._policy.order(asked, views)
+        ordered = self._policy.order(asked, list(self._members.values()))
         if not ordered:
             raise ProtocolError(f"the routing policy {self._policy!r} names no replica")
-        member = next(each for each in self._members.values() if each.known is ordered[0])
+        member = next(each for each in self._members.values() if each is ordered[0])
         replica = self._made(member)
         if ideal is None:
             active = replica.arrive(request, number, self._seen)
@@ -212,11 +186,11 @@ class Fleet:
                 return
         else:
             active = Active(request, number, ideal)
-        promised = 0 if self._index is None else member.known.resumable(asked)
-        member.known.sent(active.number, request.prompt.count, promised)
+        promised = 0 if self._index is None else member.resumable(asked)
+        member.sent(active.number, request.prompt.count, promised)
         self._of[active.number] = member
         self._links[active.number] = asked.links
-        replica.submit(active, self._now)
+        replica.submit(active, self.now)
         self._reschedule(member)
 
     def _described(self, request: LabRequest) -> RoutingRequest:
@@ -226,18 +200,18 @@ class Fleet:
             prompt, prompt.count, request.output, request.namespace, request.session, links, self._page
         )
 
-    def _depths(self, request: RoutingRequest) -> tuple[dict[int, int], dict[int, int]]:
-        """What is known of a request's prefixes, in tokens by replica."""
+    def depths(self, request: RoutingRequest) -> Depths:
+        """Return what is known of a request's prefixes, in tokens by replica."""
         if self._setup.late is None:
             return {}, {}
         if self._index is None:
             self._index = PrefixIndex(self._setup.late)
             for each in self._members.values():
                 if each.cache is not None:
-                    self._index.follow(each.known.number, each.cache)
-                    self._index.poll(each.known.number, self._now)
+                    self._index.follow(each.number, each.cache)
+                    self._index.poll(each.number, self.now)
         if self._asked[0] is not request:
-            has, resumes = self._index.depths(request.links, self._now)
+            has, resumes = self._index.depths(request.links, self.now)
             page = self._page
             self._asked = (
                 request,
@@ -247,10 +221,10 @@ class Fleet:
 
     # ------------------------------------------------------------ what replicas tell
     def computed(self, active: Active) -> None:
-        self._of[active.number].known.left(active.number, max(0, active.request.prompt.count - active.launched))
+        self._of[active.number].left(active.number, max(0, active.request.prompt.count - active.launched))
 
     def over(self, active: Active, answered: bool) -> None:
-        self._of.pop(active.number).known.over(active.number, active.hit if answered else None)
+        self._of.pop(active.number).over(active.number, active.hit if answered else None)
         del self._links[active.number]
         if answered:
             self._waits[rounded_wait(active.first - active.request.at)] += 1
@@ -262,18 +236,15 @@ class Fleet:
     def _count_one(self) -> None:
         self._done += 1
         if self._told is not None:
-            self._told(self._done, self._now)
+            self._told(self._done, self.now)
 
     # ------------------------------------------------------------ joining and dying
     def _join(self, place: int) -> None:
         number = len(self._all)
         again = sum(each.place == place for each in self._all)
         name = f"replica {place}" + (f", joined again ({again})" if again else "")
-        lies = place in self._setup.lies
-        known = KnownReplica(
-            name, number, self._depths, lambda: member.free(), self._needs, lambda: self._now, lies=lies
-        )
-        member = Member(known, place, self._now - (self._first or 0.0))
+        begun = self.now - (self._first or 0.0)
+        member = Member(name, number, place, begun, place in self._setup.lies, self)
         self._members[place] = member
         self._all.append(member)
         held, self._held = self._held, deque()
@@ -286,15 +257,15 @@ class Fleet:
             member.cache = cache
             member.replica = SimulatedReplica(self._setup.setup, cache, self._service, self, self._store, self._trace)
             if self._index is not None:
-                self._index.follow(member.known.number, cache)
+                self._index.follow(member.number, cache)
         return member.replica
 
     def _die(self, place: int) -> None:
         """A replica is gone, with all that it had. What it had not answered is sent again."""
         member = self._members.pop(place)
-        member.died, member.due = self._now - (self._first or 0.0), math.inf
+        member.died, member.due = self.now - (self._first or 0.0), math.inf
         if self._index is not None:
-            self._index.drop(member.known.number)
+            self._index.drop(member.number)
         if member.replica is None:
             return
         for active in member.replica.abandon():
@@ -314,7 +285,7 @@ class Fleet:
             bytes=self._bytes,
             replicas=tuple(
                 ReplicaFigures(
-                    each.known.name, each.place, each.begun, each.died, each.lost,
+                    each.name, each.place, each.begun, each.died, each.lost,
                     None if outcome is None else attrs.evolve(outcome, memory=(), cpu=0.0),
                 )
                 for each, outcome in zip(self._all, outcomes, strict=True)
@@ -325,7 +296,7 @@ class Fleet:
             read=0 if self._store is None else self._store.read,
             written=0 if self._store is None else self._store.written,
             prefill=self._service.prefill,
-            span=self._now - (self._first or 0.0),
+            span=self.now - (self._first or 0.0),
             cpu=cpu,
             complete=complete,
         )  # fmt: skip
