@@ -184,12 +184,14 @@ def heard() -> Iterator[list[str]]:
 class Writer:
     """Writes a script from a seed, without looking at any world.
 
-    A method ``write_KIND`` writes a part of this kind, and ``write`` those of all other kinds. ``unit``: the tokens of
-    a page of the tree, near whose multiples prompts and steps often end.
+    A method ``write_KIND`` writes a part of this kind. A kind without one is a verb, and one operation. ``unit``: the
+    tokens of a page of the tree, near whose multiples prompts and steps often end.
     """
 
     weights: ClassVar[Mapping[str, float]] = {}
     """How often each kind of part is written."""
+    arguments: ClassVar[Mapping[str, Callable[[Any], tuple[object, ...]]]] = {}
+    """By verb: the arguments of one operation, drawn by the writer that is given."""
 
     def __init__(self, seed: str, unit: int) -> None:
         self.chance = random.Random(seed)
@@ -206,9 +208,9 @@ class Writer:
             write() if write else self.write(kind)
         return self.ops[:length]
 
-    def write(self, kind: str) -> None:
-        """Write one operation whose verb is the kind."""
-        self.say(kind)
+    def write(self, verb: str) -> None:
+        """Write one operation."""
+        self.say(verb, *(self.arguments[verb](self) if verb in self.arguments else ()))
 
     def say(self, *op: object) -> None:
         self.ops.append(op)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from ...script import Writer, text_of
 
 WEIGHTS = {
@@ -10,22 +13,27 @@ WEIGHTS = {
 }  # fmt: skip
 
 
+ARGUMENTS: dict[str, Callable[[Any], tuple[object, ...]]] = {
+    "open": lambda w: (w.prompt(), w.chance.choice(("", "", "", "", "b")), w.below(4)),
+    "evict": lambda w: (w.chance.choice((1, w.unit, 4 * w.unit, 1000)),),
+    **dict.fromkeys(("finish", "abort", "retract"), lambda w: (w.below(4),)),
+}
+"""By verb: what its arguments are drawn from."""
+
+
 class ForeignWriter(Writer):
     """Writes scripts for the world of an adapted cache."""
 
-    weights = WEIGHTS
+    weights, arguments = WEIGHTS, ARGUMENTS
 
     def prompt(self) -> tuple[int, ...]:
         near = self.chance.choice((-1, 0, 0, 1, 1, 2))
         length = max(1, self.chance.randrange(1, 8) * self.unit + near)
         return self.varied(text_of(self.below(3))[:length], 3, letters=3)
 
-    def write_open(self) -> None:
-        self.say("open", self.prompt(), self.chance.choice(("", "", "", "", "b")), self.below(4))
-
     def write_turn(self) -> None:
         """Write a request alone, from its beginning to its end."""
-        self.write_open()
+        self.write("open")
         for _ in range(3):
             self.say("pass", ((-1, self.chance.choice((self.unit, 2 * self.unit, 8 * self.unit))),))
         for _ in range(self.below(2 * self.unit)):
@@ -49,10 +57,3 @@ class ForeignWriter(Writer):
         made = tuple((each, self.chance.choice(counts)) for each in numbers)
         for _ in range(self.chance.choice((1, 1, 1, 2, 4))):
             self.say("pass", made)
-
-    def write_evict(self) -> None:
-        self.say("evict", self.chance.choice((1, self.unit, 4 * self.unit, 1000)))
-
-    def write(self, kind: str) -> None:
-        """Write one operation, on a request if it is not on the device."""
-        self.say(kind, *(() if kind in ("device", "result") else (self.below(4),)))

@@ -5,7 +5,7 @@ docs/conformance.md has a table of the operations.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
@@ -26,6 +26,13 @@ WEIGHTS = {
 }  # fmt: skip
 MORE = WEIGHTS | {"arrive": 10, "together": 8}
 """With parts that arrive, and several sequences in a step."""
+ARGUMENTS: dict[str, Callable[[Any], tuple[object, ...]]] = {
+    **dict.fromkeys(("open", "lease", "peek"), lambda w: w.request()),
+    **dict.fromkeys(("publish", "align", "close", "abort", "release", "fail", "draft"), lambda w: (w.below(5),)),
+    "together": lambda w: (w.chance.choice((1, 2, w.unit, 3 * w.unit)),),
+    "evict": lambda w: (w.chance.choice((1, 1, w.unit, w.unit, 2 * w.unit, 6 * w.unit)),),
+}
+"""By verb: what its arguments are drawn from."""
 GONE_ON = "; going on without"
 """With these words the cache tells of a hook that failed, or whose answer it cannot use."""
 OPEN = 4
@@ -68,29 +75,20 @@ def images(length: int, unit: int, which: int) -> tuple[Extra, ...]:
 class ContentWriter(Writer):
     """Writes scripts for the world of content."""
 
-    weights = WEIGHTS
+    weights, arguments = WEIGHTS, ARGUMENTS
 
     def prompt(self) -> tuple[int, ...]:
         unit = self.unit
         length = self.chance.randrange(1, 9 * unit) if self.below(2) else self.chance.randrange(1, 9) * unit + 1
         return self.varied(text_of(self.below(2))[:length], 5)
 
-    def asked(self, kind: str) -> None:
+    def request(self) -> tuple[object, ...]:
         tokens, namespace, salt = self.prompt(), self.chance.choice(("", "", "", "b")), self.below(8)
-        self.say(kind, tokens, namespace, salt, images(len(tokens), self.unit, self.chance.choice((0, 0, 1, 1, 2))))
-
-    def write_open(self) -> None:
-        self.asked("open")
-
-    def write_lease(self) -> None:
-        self.asked("lease")
-
-    def write_peek(self) -> None:
-        self.asked("peek")
+        return tokens, namespace, salt, images(len(tokens), self.unit, self.chance.choice((0, 0, 1, 1, 2)))
 
     def write_turn(self) -> None:
         """Write one whole request, from start to end."""
-        self.asked("open")
+        self.write("open")
         for _ in range(self.below(3)):
             self.say("run", -1, self.chance.choice((self.unit, 2 * self.unit)))
         self.say("align", -1)
@@ -114,18 +112,8 @@ class ContentWriter(Writer):
 
     def write_arrive(self) -> None:
         """Write a request of which a part is computed elsewhere."""
-        self.asked("open")
+        self.write("open")
         self.say("arrive", -1, self.chance.choice((1, self.unit, self.unit + 1, 3 * self.unit)))
-
-    def write_together(self) -> None:
-        self.say("together", self.chance.choice((1, 2, self.unit, 3 * self.unit)))
-
-    def write_evict(self) -> None:
-        self.say("evict", self.chance.choice((1, 1, self.unit, self.unit, 2 * self.unit, 6 * self.unit)))
-
-    def write(self, kind: str) -> None:
-        """Write one operation, on a sequence or lease if it is not on the cache."""
-        self.say(kind, *(() if kind == "reclaim" else (self.below(5),)))
 
 
 @attrs.define(eq=False)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
-from typing import Protocol
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, Protocol
 
 import attrs
 
@@ -33,6 +33,30 @@ TIMES = {
 """The weights of scripts in which what is cached is wanted for some time only."""
 
 
+ARGUMENTS: dict[str, Callable[[Any], tuple[object, ...]]] = {
+    "open": lambda w: (*w.request(), w.below(3), w.below(16)),
+    "match": lambda w: w.request(),
+    "plan": lambda w: w.request(),
+    "open_plan": lambda w: (w.below(4), w.below(16)),
+    "lease": lambda w: (w.below(4),),
+    "release": lambda w: (w.below(4), w.below(3)),
+    "grow": lambda w: (w.below(5), w.chance.choice((-1, -1, -2, 1, 2, 5, 1 + w.below(w.longest)))),
+    "arrive": lambda w: (w.below(5), 1 + w.below(w.longest)),
+    "append": lambda w: w.appended(w.below(5), w.chance.choice((1, 1, 2, 4, 9))),
+    "step": lambda w: (w.chance.choice((31, 31, 1, 2, 3, 5)), w.below(9)),
+    "commit": lambda w: (w.below(5), w.chance.choice((0, 0, 1, 2, 5))),
+    "publish": lambda w: (w.below(5), w.chance.choice((-1, 1, 2, w.below(8)))),
+    "close": lambda w: (w.below(5), w.below(5)),
+    "insert": lambda w: w.inserted(*w.request()),
+    "evict": lambda w: (w.below(7), w.chance.choice((0, 1, 2, 5, 30))),
+    "want": lambda w: (w.below(5), w.below(16)),
+    "expire": lambda w: (w.below(16),),
+    "drop_namespace": lambda w: (NAMESPACES[w.below(2)],),
+    "illegal": lambda w: (w.below(5), w.below(5)),
+}
+"""By verb: what its arguments are drawn from."""
+
+
 class Arena(Protocol):
     """What a writer knows of the cache that its script will be played on."""
 
@@ -60,7 +84,7 @@ class SetsWriter(Writer):
     lends the slots.
     """
 
-    weights = WEIGHTS
+    weights, arguments = WEIGHTS, ARGUMENTS
 
     def __init__(self, seed: str, arena: Arena) -> None:
         super().__init__(seed, arena.unit)
@@ -89,12 +113,16 @@ class SetsWriter(Writer):
         namespace = NAMESPACES[self.below(8) == 0]
         return namespace, tokens, self.chance.choice((0, 0, 1, 1, 3)), self.extra(tokens)
 
-    def write_open(self) -> None:
-        self.say("open", *self.request(), self.below(3), self.below(16))
+    def appended(self, number: int, count: int) -> tuple[object, ...]:
+        return number, count, *(EXTRA_KEYS[number % 4 : number % 4 + 1] if count > 2 else ())
+
+    def inserted(self, namespace: str, tokens: object, _: int, extra: object) -> tuple[object, ...]:
+        lacking = self.chance.choice((1, 3, self.below(256), self.below(256)))
+        return namespace, tokens, extra, self.below(3), lacking
 
     def write_turn(self) -> None:
         """Write one whole request, from start to end."""
-        self.write_open()
+        self.write("open")
         chunks = 1 + self.below(3)
         for chunk in range(chunks):
             if self.below(3) == 0:
@@ -143,7 +171,7 @@ class SetsWriter(Writer):
 
     def write_tracked(self) -> None:
         """Write one request that is computed in whole pages, some steps of which fail, and published late."""
-        self.write_open()
+        self.write("open")
         for _ in range(2 + self.below(4)):
             self.say("append", -1, self.below(2 * self.unit + 1))
             self.say("grow", -1, (1 + self.below(3)) * self.unit)
@@ -184,67 +212,10 @@ class SetsWriter(Writer):
                 self.say("commit", number, 0)
             self.say("publish", number, -1)
 
-    def write_grow(self) -> None:
-        self.say("grow", self.below(5), self.chance.choice((-1, -1, -2, 1, 2, 5, 1 + self.below(self.longest))))
-
-    def write_arrive(self) -> None:
-        self.say("arrive", self.below(5), 1 + self.below(self.longest))
-
-    def write_append(self) -> None:
-        number, count = self.below(5), self.chance.choice((1, 1, 2, 4, 9))
-        self.say("append", number, count, *(EXTRA_KEYS[number % 4 : number % 4 + 1] if count > 2 else ()))
-
-    def write_step(self) -> None:
-        self.say("step", self.chance.choice((31, 31, 1, 2, 3, 5)), self.below(9))
-
-    def write_commit(self) -> None:
-        self.say("commit", self.below(5), self.chance.choice((0, 0, 1, 2, 5)))
-
-    def write_publish(self) -> None:
-        self.say("publish", self.below(5), self.chance.choice((-1, 1, 2, self.below(8))))
-
     def write_rewind(self) -> None:
         number = self.below(5)
         for _ in range(1 + self.below(2)):
             self.say("rewind", number, self.chance.choice((0, 1, 2, 3, 8, 40)), self.below(16))
-
-    def write_close(self) -> None:
-        self.say("close", self.below(5), self.below(5))
-
-    def write_evict(self) -> None:
-        self.say("evict", self.below(7), self.chance.choice((0, 1, 2, 5, 30)))
-
-    def write_match(self) -> None:
-        self.say("match", *self.request())
-
-    def write_plan(self) -> None:
-        self.say("plan", *self.request())
-
-    def write_open_plan(self) -> None:
-        self.say("open_plan", self.below(4), self.below(16))
-
-    def write_lease(self) -> None:
-        self.say("lease", self.below(4))
-
-    def write_insert(self) -> None:
-        namespace, tokens, _, extra = self.request()
-        lacking = self.chance.choice((1, 3, self.below(256), self.below(256)))
-        self.say("insert", namespace, tokens, extra, self.below(3), lacking)
-
-    def write_release(self) -> None:
-        self.say("release", self.below(4), self.below(3))
-
-    def write_want(self) -> None:
-        self.say("want", self.below(5), self.below(16))
-
-    def write_expire(self) -> None:
-        self.say("expire", self.below(16))
-
-    def write_drop_namespace(self) -> None:
-        self.say("drop_namespace", NAMESPACES[self.below(2)])
-
-    def write_illegal(self) -> None:
-        self.say("illegal", self.below(5), self.below(5))
 
 
 @attrs.frozen

@@ -65,21 +65,11 @@ class _PoolStore:
             if layer in buffer.layers or layer in buffer.shared
         }
 
-    def write(self, buffer: str, start: int, values: Tensor) -> None:
-        raise self._misused(buffer)
-
-    def read(self, buffer: str, start: int, end: int) -> Tensor:
-        raise self._misused(buffer)
-
-    def state(self, buffer: str, shape: tuple[int, ...]) -> Tensor:
-        raise self._misused(buffer)
-
-    def advance(self, buffer: str, states: Tensor) -> None:
-        raise self._misused(buffer)
-
-    def _misused(self, buffer: str) -> InvariantError:
+    def _misused(self, buffer: str, *_: Any) -> Any:
         kind = "pages" if isinstance(self, PageStore) else "states"
-        return InvariantError(f"component {self.component!r} keeps {buffer!r} in {kind}; the layer uses it otherwise")
+        raise InvariantError(f"component {self.component!r} keeps {buffer!r} in {kind}; the layer uses it otherwise")
+
+    write = read = state = advance = _misused
 
 
 class PageStore(_PoolStore):
