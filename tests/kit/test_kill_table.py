@@ -12,11 +12,11 @@ from collections.abc import Callable
 
 import pytest
 
-from prefixloom.testing import LAWS, ComponentCase, check_law, report_on
+from prefixloom.testing import LAWS, check_law, report_on
 from prefixloom.testing.conformance import name_of, verdict
 from tests.kit.test_kit_distributions import WRONG as OF_DISTRIBUTIONS
 from tests.lessons import mutants_of_lessons as lessons
-from tests.support.broken import BROKEN, COSTS, ORIGINALS, Broken
+from tests.support.broken import BROKEN, COSTS, ORIGINALS, Broken, original
 from tests.support.conformance_tables import ROOT
 from tests.support.mutants import LESSONS_BY_LAW, MUTANTS, Mutant
 from tests.support.sampling import only, sampled, sampled_rows
@@ -72,8 +72,7 @@ def test_the_first_law_that_speaks_is_about_the_mistake(broken: Broken) -> None:
 
 @pytest.mark.parametrize("name", only(ORIGINALS, "state"))
 def test_what_the_mistakes_were_made_in_breaks_no_law(name: str) -> None:
-    make, truth = ORIGINALS[name]
-    broken = report_on(ComponentCase(make, truth, name, effort=1)).broken
+    broken = report_on(original(name)).broken
     assert [(verdict.law, verdict.told, verdict.script) for verdict in broken] == []
 
 
@@ -112,12 +111,11 @@ def test_a_mistake_in_the_core_is_killed_by_what_the_table_says(mutant: Mutant, 
     ("mutant", "law", "name"), sampled_rows(LESSONS_BY_LAW, 4, 1), ids=[f"{row[0]}-{row[1]}" for row in LESSONS_BY_LAW]
 )
 def test_a_mistake_of_the_lessons_is_killed_by_a_law_of_the_kit_too(mutant: str, law: str, name: str) -> None:
-    make, truth = ORIGINALS[name]
     change: Callable[[pytest.MonkeyPatch], None] = getattr(lessons, mutant)
     with pytest.MonkeyPatch.context() as patch:
         change(patch)
         with pytest.raises(Exception):  # noqa: B017 - whatever the mistake breaks
-            check_law(LAW[law], ComponentCase(make, truth, name, effort=1))
+            check_law(LAW[law], original(name))
 
 
 def test_every_law_kills_something_and_names_are_told_once() -> None:

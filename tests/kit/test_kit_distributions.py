@@ -12,9 +12,13 @@ from prefixloom.compose.registry import default_registry
 from prefixloom.testing import ComponentCase, Truth
 from prefixloom.testing.conformance import untested, verdict
 from prefixloom.testing.laws import options as laws
-from prefixloom.testing.laws.facts import law_each_component_is_an_instance_of_its_own
+from prefixloom.testing.laws.facts import (
+    law_each_component_is_an_instance_of_its_own,
+    law_the_manifest_has_all_that_the_layers_write,
+    law_the_manifest_says_what_content_depends_on,
+)
 
-NAME, OPTIONS, CONFIG = (
+NAME, OTHERS, CONFIG = (
     laws.law_it_has_the_name_that_it_is_given,
     laws.law_its_options_do_what_the_truth_says,
     laws.law_a_config_gives_each_layer_to_a_component,
@@ -46,11 +50,11 @@ def prefixloom_truth(options):
 """
 WRONG: list[tuple[str, str, str, Callable[[ComponentCase], None], str]] = [
     ("a name that is not taken", "Component(name,", "Component('rings',", NAME, "whose name is 'rings'"),
-    ("a reach that knows the default alone", "Window(window)", "Window(1024)", OPTIONS, "window=2048 in place of 1024"),
-    ("a truth that knows the default alone", 'options["window"]', "1024", OPTIONS, "made with window=512"),
-    ("a shape that knows the default alone", "(heads, 4)", "(2, 4)", OPTIONS, "layers write shape (4, 4)"),
-    ("a dtype that is not taken", "4), dtype", '4), "bfloat16"', OPTIONS, "layers write dtype float32"),
-    ("layers that are not taken", "dtype, layers)", "dtype, (0, 1))", OPTIONS, "has entries for the layers [1]"),
+    ("a reach that knows the default alone", "Window(window)", "Window(1024)", OTHERS, "window=2048 in place of 1024"),
+    ("a truth that knows the default alone", 'options["window"]', "1024", OTHERS, "made with window=512"),
+    ("a shape that knows the default alone", "(heads, 4)", "(2, 4)", OTHERS, "layers write shape (4, 4)"),
+    ("a dtype that is not taken", "4), dtype", '4), "bfloat16"', OTHERS, "layers write dtype float32"),
+    ("layers that are not taken", "dtype, layers)", "dtype, (0, 1))", OTHERS, "has entries for the layers [1]"),
     ("layers that are counted anew", "append(layer.index)", "append(len(found))", CONFIG, "stores the layers [1"),
     ("the first window alone", "in found.items()]", "in found.items()][:1]", CONFIG, "stores the layers [1]"),
     ("an option that nobody takes", '{"window":', '{"rope": 1, "window":', CONFIG, "make raises TypeError"),
@@ -72,7 +76,7 @@ def rings(distribution: Any) -> Iterator[Callable[[str], ComponentCase]]:
 
 def test_a_right_distribution_keeps_its_laws(rings: Callable[[str], ComponentCase]) -> None:
     case = rings(RIGHT)
-    assert [verdict(law, case).status for law in (NAME, OPTIONS, CONFIG)] == ["holds"] * 3
+    assert [verdict(law, case).status for law in (NAME, OTHERS, CONFIG)] == ["holds"] * 3
     assert not [told for told in untested(case) if "config" in told]
 
 
@@ -126,3 +130,25 @@ def test_a_policy_that_is_made_for_each_component_is_no_other_manifest() -> None
         return Component("state", Manifest([Buffer("s", (4,), "float32")], admission=own), Point())
 
     assert verdict(law_each_component_is_an_instance_of_its_own, ComponentCase(make, Truth(grid=1))).status == "holds"
+
+
+# ---------------------------------------------------------------- prefixloom's own
+
+HEADS: dict[str, Any] = {"kv_heads": 2, "k_dim": 3}
+MORE: dict[str, Any] = {**HEADS, "v_dim": 5, "layers": (1, 4), "shared": {6: 4}, "dtype": "float32", "lookahead": 1}
+OPTIONS: dict[str, tuple[dict[str, Any], ...]] = {
+    "full": (HEADS, MORE, {"latent_dim": 4}, {"latent_dim": 4, "rope_dim": 2, "layers": 2}, {"index_dim": 3}),
+    "swa": ({**HEADS, "window": 5}, {**MORE, "window": 5}, {**MORE, "chunk": 8}),
+    "mamba": (
+        {"conv": (3, 2)},
+        {"recurrent": (2, 2), "state_dtype": "bfloat16", "layers": (1, 3), "grid": 4},
+        {"conv": (3, 2), "recurrent": (2, 2), "dtype": "float16", "layers": 2, "stored_as": "int8"},
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "options"), [(name, each) for name, some in OPTIONS.items() for each in some])
+def test_the_truth_of_a_distribution_is_that_of_its_component(name: str, options: dict[str, Any]) -> None:
+    case = ComponentCase.installed(name, **options)
+    law_the_manifest_has_all_that_the_layers_write(case)
+    law_the_manifest_says_what_content_depends_on(case)

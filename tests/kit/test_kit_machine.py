@@ -15,7 +15,7 @@ from prefixloom.testing.laws.machine import LENGTH, PITS
 from prefixloom.testing.laws.schedules import BUDGET, SCENARIOS, explored
 from prefixloom.testing.oracle import faults
 from prefixloom.testing.oracle.writer import SetsWriter
-from tests.support.broken import BROKEN, ORIGINALS, of
+from tests.support.broken import BROKEN, ORIGINALS, of, original
 from tests.support.sampling import only
 
 SETS = "law_every_answer_is_what_the_sets_say"
@@ -23,16 +23,11 @@ LAW = {name_of(law): law for law in LAWS}
 KINDS = ("path", "window", "state", "every hook")
 
 
-def case_of(name: str) -> ComponentCase:
-    make, truth = ORIGINALS[name]
-    return ComponentCase(make, truth, name, effort=1)
-
-
 @pytest.mark.parametrize("name", only(KINDS, "window"))
 def test_the_machine_meets_hits_refusals_losses_splits_and_rewinds(name: str) -> None:
     counts: dict[str, int] = {}
     for number, beside in enumerate(PITS):
-        pit = Pit(case_of(name), beside)
+        pit = Pit(original(name), beside)
         for seed in range(4):
             world = play(pit, SetsWriter(f"{number} {seed}", pit).script(LENGTH))
             for what, times in world.counts.items():
@@ -43,7 +38,7 @@ def test_the_machine_meets_hits_refusals_losses_splits_and_rewinds(name: str) ->
 
 @pytest.mark.parametrize("name", only(KINDS, "window"))
 def test_every_kind_of_fault_is_met(name: str) -> None:
-    pit = Pit(case_of(name), ("window",))
+    pit = Pit(original(name), ("window",))
     script = faults.walkthrough(pit.unit)
     with quiet():
         raised = {hook: faults.in_hook(pit.case, pit.beside, hook, script) for hook in (*FAIL, *COUNTED)}
@@ -68,7 +63,7 @@ def test_what_the_machine_finds_comes_with_a_script_that_can_be_pasted() -> None
     assert code.count("('") <= 8, code
     with pytest.raises(Failure):
         exec(code, {"case": broken.case()})
-    exec(code, {"case": case_of("state")})
+    exec(code, {"case": original("state")})
 
 
 def test_a_script_fails_the_same_way_each_time() -> None:
@@ -82,7 +77,7 @@ def test_a_script_fails_the_same_way_each_time() -> None:
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_every_schedule_of_a_scenario_is_tried(scenario: Any) -> None:
     for name, beside in (("window", ()), ("state", ("path",)), ("path", ("state",))):
-        report = explored(case_of(name), scenario, beside)
+        report = explored(original(name), scenario, beside)
         assert report.complete and 10 <= report.classes < BUDGET, report
 
 
@@ -103,4 +98,4 @@ def test_an_operation_that_a_world_has_not_is_an_error_of_the_script() -> None:
 
 def test_a_setting_beside_an_unknown_kind_is_an_error_of_the_script() -> None:
     with pytest.raises(ScriptError, match="no 'p' can stand beside a component; there are path, window, state"):
-        play(Setting(case_of("path"), beside="path"), [])
+        play(Setting(original("path"), beside="path"), [])

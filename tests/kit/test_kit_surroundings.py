@@ -39,7 +39,6 @@ from prefixloom.testing.kit.scripts import MORE, ContentWriter, Player
 from prefixloom.testing.laws import hooks
 from tests.support.broken import (
     KV,
-    ORIGINALS,
     WINDOW,
     ByAHelpersClock,
     ByTheHashOfATenant,
@@ -49,6 +48,7 @@ from tests.support.broken import (
     RaisesAtTheThousandth,
     V,
     W,
+    original,
     raising,
 )
 
@@ -60,11 +60,6 @@ def window() -> Component:
     return Component("subject", KV, Window(W))
 
 
-def case_of(name: str) -> ComponentCase:
-    make, truth = ORIGINALS[name]
-    return ComponentCase(make, truth, name, effort=1)
-
-
 # ---------------------------------------------------------------- what stands beside it
 
 
@@ -72,7 +67,7 @@ def case_of(name: str) -> ComponentCase:
 def test_what_the_device_lost_comes_back_from_the_tier(write: Any) -> None:
     again = [("open", (range(44),)), ("close", 0)]
     turn = [("open", (range(40),)), ("run", 0, 99), ("close", 0), *again, *again, ("evict", 999)]
-    player = play(Setting(case_of("window"), below=write), [*turn, *turn, *turn])
+    player = play(Setting(original("window"), below=write), [*turn, *turn, *turn])
     assert player.counts["from below"] >= 40
 
 
@@ -86,13 +81,13 @@ def test_the_scripts_of_a_tier_bring_something_back(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(Player, "finish", finished)
     for name in ("window", "state", "path"):
-        assert below(case_of(name)) == []
+        assert below(original(name)) == []
     assert len(seen) == 9 and all(tokens >= 24 for tokens in seen)
 
 
 @pytest.mark.parametrize("name", ["window", "state", "path that looks ahead", "window on a grid"])
 def test_prompts_of_which_a_part_arrives_are_served(name: str) -> None:
-    case = case_of(name)
+    case = original(name)
     setting = Setting(case, ("window", "checkpoints"))
     unit = Bench(case, setting.beside).unit
     counts = [play(setting, ContentWriter(f"{seed}", unit).script(110, MORE)).counts for seed in range(2)]
@@ -101,7 +96,7 @@ def test_prompts_of_which_a_part_arrives_are_served(name: str) -> None:
 
 
 def test_what_arrives_is_what_the_layers_would_have_written() -> None:
-    bench = Bench(case_of("window"))
+    bench = Bench(original("window"))
     player = Player(bench)
     for op in (("open", (range(30),)), ("arrive", 0, 20), ("run", 0, 10), ("close", 0)):
         player.apply(op)
@@ -164,7 +159,7 @@ def test_pools_of_long_prompts_are_not_too_large() -> None:
     few, many = (Manifest([Buffer("k", (64, 64), "float32", range(layers))]) for layers in (1, 40))
     assert that_fit(ComponentCase(lambda: KnowsItsLayers("subject", few, Window(W))), (1, 40, 4000)) == [1, 40]
     assert that_fit(ComponentCase(lambda: KnowsItsLayers("subject", many, Window(W))), (1, 40, 4000)) == [1, 40]
-    assert that_fit(case_of("window"), (1, 40, 4000)) == [1, 40, 4000]
+    assert that_fit(original("window"), (1, 40, 4000)) == [1, 40, 4000]
 
 
 def test_repeated_operations_are_shrunk_to_as_many_as_it_takes() -> None:
@@ -271,7 +266,7 @@ def test_a_hook_that_raises_with_another_consequence_is_noticed(
     """As if the documents said something else of it than the cache does."""
     for name in ("FAIL", "COUNTED", "BETWEEN_TIERS"):
         monkeypatch.setattr(hooks, name, (hook,) if name == group else ())
-    found = verdict(LAW[RAISES], case_of("window"))
+    found = verdict(LAW[RAISES], original("window"))
     assert found.status == "broken" and found.told.startswith(f"{hook} raised, and ")
 
 

@@ -105,7 +105,7 @@ def _sampled(options: argparse.Namespace) -> list[Site]:
 
 
 def _of_earlier(path: Path) -> list[Site]:
-    """The sites of the survivors, also of functions that were changed since, where they still have that site."""
+    """Return the sites of the survivors, also of functions that were changed since, where they still have that site."""
     wanted = []
     for each in json.loads(path.read_text()):
         if each["how"] in ("survived", "uncovered"):

@@ -90,7 +90,7 @@ class CoverageMap:
         self._maps = [([Covering(*test) for test in each["tests"]], each["lines"]) for each in maps]
 
     def covering(self, file: str, lines: tuple[int, int]) -> list[Covering]:
-        """The tests that run any of these lines, the first and the last included."""
+        """Return the tests that run any of these lines, the first and the last included."""
         found = []
         for tests, by_file in self._maps:
             here = by_file.get(file, {})
@@ -109,7 +109,7 @@ class CoverageMap:
 
 
 def imported_by(file: str) -> set[str]:
-    """The files that a test file imports, directly or not, and that are no part of the product; with itself."""
+    """Return the files that a test file imports, directly or not, and that are no part of the product; with itself."""
     found: set[str] = set()
     left = [file, "conftest.py"]
     while left:
@@ -139,7 +139,7 @@ def _place(file: str) -> Path:
 
 
 def _kept(file: str) -> dict[str, Any] | None:
-    """The map of a test file, if nothing that its tests ran has changed since."""
+    """Return the map of a test file, if nothing that its tests ran has changed since."""
     place = _place(file)
     if not place.exists():
         return None
@@ -148,7 +148,7 @@ def _kept(file: str) -> dict[str, Any] | None:
 
 
 def measured(workshop: Workshop, at_once: int) -> CoverageMap:
-    """The map of the tests that the workshop has collected. What is not kept, or is out of date, is measured."""
+    """Return the map of the tests that the workshop has collected. What is not kept, or is out of date, is measured."""
     KEPT.mkdir(parents=True, exist_ok=True)
     maps = {file: _kept(file) for file in workshop.files}
     lacking = [(file, tests) for file, tests in workshop.files.items() if not maps[file]]

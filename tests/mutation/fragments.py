@@ -28,7 +28,7 @@ class Fragment(NamedTuple):
 
 
 def changed(fragment: Fragment) -> tuple[ast.Module, tuple[int, int]]:
-    """The module's syntax tree with the change, and the lines that it changed. ``LookupError`` if it is stale."""
+    """Return the changed module's syntax tree, and the lines that changed. ``LookupError``: it is stale."""
     tree = parsed(fragment.file)
     for unit in units(tree):
         if unit.name == fragment.function:

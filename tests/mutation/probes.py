@@ -40,7 +40,7 @@ class Probes:
         self._ran = bytearray(len(self.places))
 
     def _with_probes(self, file: str, body: list[ast.stmt]) -> list[ast.stmt]:
-        """A block with probes, in it and in the blocks of its statements, but not in functions that stand in it."""
+        """Return a block with probes, in it and in the blocks of its statements, but not in its functions."""
         out: list[ast.stmt] = []
         lines: list[int] = []
         wanted = True
@@ -69,7 +69,7 @@ class Probes:
             function.__code__ = code
 
     def taken(self) -> list[int]:
-        """Which probes were passed since the last call."""
+        """Return which probes were passed since the last call."""
         found = []
         at = self._ran.find(1)
         while at >= 0:
@@ -85,7 +85,7 @@ def _probe(number: int) -> ast.stmt:
 
 
 def _blocks(node: ast.stmt) -> Iterator[list[ast.stmt]]:
-    """The blocks of a statement, also those of its handlers and cases."""
+    """Yield the blocks of a statement, also those of its handlers and cases."""
     for part in (node, *getattr(node, "handlers", ()), *getattr(node, "cases", ())):
         for field in ("body", "orelse", "finalbody"):
             block = getattr(part, field, None)
@@ -94,7 +94,7 @@ def _blocks(node: ast.stmt) -> Iterator[list[ast.stmt]]:
 
 
 def functions_in(module: types.CodeType) -> Iterator[types.CodeType]:
-    """The code of each function that has a name, also of those inside of others."""
+    """Yield the code of each function that has a name, also of those inside of others."""
     for each in module.co_consts:
         if isinstance(each, types.CodeType):
             if not each.co_name.startswith("<"):

@@ -48,7 +48,7 @@ def area_of(file: str) -> Area | None:
 
 
 def sample(sites: Sequence[Site], count: int, seed: int) -> list[Site]:
-    """So many sites in the order in which they are tried, by the shares of their areas; all that follow are spare.
+    """Return so many sites in the order in which they are tried, by the shares of their areas, and spare ones.
 
     Within an area an operator has as many as the root of its sites, so that no frequent one has nearly all.
     """
@@ -78,7 +78,7 @@ def _mixed(sites: Sequence[Site], rng: random.Random) -> list[Site]:
 
 
 def equivalents() -> dict[str, str]:
-    """By the name of a site: why no test can kill it."""
+    """Return why no test can kill a site, by its name."""
     found = {}
     for each in tomllib.loads(JUDGED.read_text()).get("equivalent", []):
         name = f"{each['file']}::{each['function']} {each['operator']} {each['ordinal']} {each['digest']}"
@@ -128,7 +128,7 @@ def scores(results: Sequence[Result]) -> list[Score]:
 
 
 def table(results: Sequence[Result]) -> str:
-    """The scores as they stand in the documents."""
+    """Return the scores as they stand in the documents."""
     rows = ["| area | mutants | killed | equivalent | score | bar |", "|---|---|---|---|---|---|"]
     for area, mutants, killed, equivalent in (each[:4] for each in scores(results)):
         told = f"{100 * killed / mutants:.0f}%" if mutants else "-"

@@ -86,7 +86,7 @@ class Unit(NamedTuple):
 
 
 def units(tree: ast.AST, prefix: str = "") -> Iterator[Unit]:
-    """The outermost functions of a module; a second one of the same name has a number."""
+    """Yield the outermost functions of a module; a second one of the same name has a number."""
     seen: dict[str, int] = {}
     for unit in _units(tree, prefix):
         count = seen[unit.name] = seen.get(unit.name, 0) + 1
@@ -104,7 +104,7 @@ def _units(tree: ast.AST, prefix: str) -> Iterator[Unit]:
 
 
 def digest(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
-    """Of a function's structure: the same for another docstring, other comments, lines and formatting."""
+    """Return a digest of a function's structure, whatever its docstring, comments, lines and formatting are."""
     bare = copy.copy(node)
     bare.body = [each for each in node.body if not _is_text(each)]
     return hashlib.sha256(ast.dump(bare).encode()).hexdigest()[:12]
@@ -115,14 +115,14 @@ def _is_text(node: ast.AST) -> bool:
 
 
 def _is_logged(node: ast.AST) -> bool:
-    """Whether it only tells people something."""
+    """Return whether a statement only tells people something."""
     return (
         isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and ast.unparse(node.value.func)[:4] == "log."
     )
 
 
 def found_in(file: str, tree: ast.AST) -> Iterator[Found]:
-    """Every site of a module, in the order of its source."""
+    """Yield every site of a module, in the order of its source."""
     for unit in units(tree):
         if unit.node.name in UNTOUCHED:
             continue
@@ -151,7 +151,7 @@ def _edits(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[Edit]:
 
 
 def _walk(node: ast.AST, place: Place, bound: set[str], last: bool) -> Iterator[Edit]:
-    """The edits of a node and of all below it. ``last`` is the statement after which its function ends anyway."""
+    """Yield the edits of a node and of all below it. ``last`` is the statement after which its function ends anyway."""
     if _is_text(node) or _is_logged(node) or (isinstance(node, ast.keyword) and node.arg in UNTOUCHED_ARGUMENTS):
         return
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == REQUIRE:
@@ -313,7 +313,7 @@ Node = TypeVar("Node", bound=ast.AST)
 
 
 def _with(node: Node, **fields: Any) -> Node:
-    """The same node with other fields."""
+    """Return the same node with other fields."""
     new = copy.copy(node)
     for name, value in fields.items():
         setattr(new, name, value)
@@ -321,12 +321,12 @@ def _with(node: Node, **fields: Any) -> Node:
 
 
 def sites(file: str) -> list[Site]:
-    """Every site of a file of the product, whose path is from the repository's root."""
+    """Return every site of a file of the product, whose path is from the repository's root."""
     return [found.site for found in found_in(file, parsed(file))]
 
 
 def mutate(site: Site) -> ast.Module:
-    """The module's syntax tree with that one change."""
+    """Return the module's syntax tree with that one change."""
     tree = parsed(site.file)
     for found in found_in(site.file, tree):
         if found.site == site:
@@ -350,7 +350,7 @@ def parsed(file: str) -> ast.Module:
 
 
 def difference(site: Site) -> str:
-    """The change as a unified diff of the function, both sides printed by ``ast.unparse``; the real line is on top."""
+    """Return a unified diff of the function, both sides printed by ``ast.unparse``; the real line is on top."""
     old, new = (_text(tree, site.function) for tree in (parsed(site.file), mutate(site)))
     lines = list(difflib.unified_diff(old.splitlines(), new.splitlines(), lineterm="", n=2))[2:]
     return "\n".join([f"{site.file}:{site.lines[0]} {site.function}", *lines])
@@ -362,7 +362,7 @@ def _text(tree: ast.Module, function: str) -> str:
 
 
 def product_files() -> list[str]:
-    """Every source file of core, plugins and engine, from the repository's root."""
+    """Return every source file of core, plugins and engine, from the repository's root."""
     folders = [ROOT / "core/prefixloom", *ROOT.glob("plugins/*/prefixloom_*"), ROOT / "engine/prefixloom_engine"]
     found: list[Path] = [path for folder in folders for path in folder.rglob("*.py")]
     return sorted(str(path.relative_to(ROOT)) for path in found)

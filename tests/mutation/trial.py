@@ -56,7 +56,7 @@ def of_fragment(fragment: Fragment) -> Mutant:
 
 
 def place_in(workshop: Workshop, mutant: Mutant) -> Callable[[], None] | None:
-    """What puts the mutant in its place in this process; None if it is out of reach, or no change at all."""
+    """Return what puts the mutant in its place in this process; None if it is out of reach, or no change at all."""
     path = str(ROOT / mutant.file)
     old = _codes(compile(parsed(mutant.file), path, "exec", dont_inherit=True), mutant, parsed(mutant.file))
     new = _codes(compile(mutant.tree, path, "exec", dont_inherit=True), mutant, mutant.tree)
@@ -79,7 +79,7 @@ def place_in(workshop: Workshop, mutant: Mutant) -> Callable[[], None] | None:
 
 
 def _codes(module: types.CodeType, mutant: Mutant, tree: Any) -> list[types.CodeType]:
-    """The code of the function that is changed, and behind it those of all functions in it."""
+    """Return the code of the function that is changed, and behind it those of all functions in it."""
     (node,) = [unit.node for unit in units(tree) if unit.name == mutant.function]
     line = min([node.lineno, *(each.lineno for each in node.decorator_list)])
     name = mutant.function.partition("#")[0]
@@ -97,7 +97,7 @@ def _inside(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 def chosen(covering: Sequence[Covering], budget: float) -> list[Covering]:
-    """So many tests as take ``budget`` seconds, in three parts: the quickest, the random ones, and the broadest.
+    """Return so many tests as take ``budget`` seconds, in three parts: the quickest, the random ones, and the broadest.
 
     The quickest are the most specific, and find most. The random ones compare with models of the whole. Of the rest,
     those come first that run most of the product for their time. Tests of one file stay together.
@@ -133,7 +133,7 @@ class Telling:
             self._kills.setdefault(where, Counter())[test] += 1
 
     def first(self, mutant: Mutant, covering: Sequence[Covering]) -> list[Covering]:
-        """Those of ``covering`` that are likely to kill, at most ``FIRST`` of a function and of a file."""
+        """Return those of ``covering`` that are likely to kill, at most ``FIRST`` of a function and of a file."""
         by_name = {each.test: each for each in covering}
         found: dict[str, None] = {}
         for where in (f"{mutant.file}::{mutant.function}", mutant.file):
@@ -152,7 +152,7 @@ def _by_file(tests: Sequence[Covering]) -> list[Covering]:
 def run_all(
     workshop: Workshop, covered: CoverageMap, mutants: Sequence[Mutant], budget: float, patience: float, at_once: int
 ) -> Iterator[tuple[Mutant, Verdict]]:
-    """The verdict on each mutant, as it comes. A test that fails without any mutant, too, is not believed.
+    """Yield the verdict on each mutant, as it comes. A test that fails without any mutant, too, is not believed.
 
     ``budget``    the seconds of tests for each mutant
     ``patience``  seconds of processor time that a test may take beyond ``TIMES`` what it took without a mutant
@@ -210,6 +210,6 @@ def _job(workshop: Workshop, mutant: Mutant, tests: Sequence[Covering], patience
 
 
 def _verdict(job: Job, done: Done) -> Verdict:
-    """A child that ends in a test without a word, by a signal or for want of memory, is killed as well."""
+    """Return the verdict of a job. A child that a signal or want of memory ends in a test is killed as well."""
     how = {"passed": "survived", "timeout": "timeout"}.get(done.how, "killed" if done.test else "broken")
     return Verdict(how, done.test if how != "survived" else "", len(job.tests), round(done.seconds, 1))

@@ -89,7 +89,7 @@ class Workshop:
         return str(ROOT / file) in self._imported
 
     def functions(self, file: str, name: str, line: int) -> list[types.FunctionType]:
-        """The living functions whose code stands there."""
+        """Return the living functions whose code stands there."""
         return self._functions.get((str(ROOT / file), name, line), [])
 
     def close(self) -> None:
@@ -137,7 +137,7 @@ class _Child:
         self._page[:24] = struct.pack("qdd", number, spent + limit, time.monotonic() + WAITING + limit)
 
     def _is_late(self) -> bool:
-        """Whether the test that runs has taken more processor time than it may, or waits for what does not come."""
+        """Return whether the running test has taken more processor time than it may, or waits for nothing."""
         now = time.monotonic()
         if now < self._looked + 0.2:
             return False

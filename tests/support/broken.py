@@ -741,3 +741,8 @@ ORIGINALS = {
     "every hook on a state": (of(Widens, Point), STATE),
 }
 """What the mistakes were made in, right: it must break no law."""
+
+
+def original(name: str) -> ComponentCase:
+    """Return a case of one of these."""
+    return ComponentCase(*ORIGINALS[name], name, effort=1)

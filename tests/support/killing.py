@@ -46,7 +46,7 @@ def mutated(mutant: Mutant) -> ast.Module | None:
 
 
 def take_the_place_of(path: Path, source: ast.Module) -> None:
-    """From now on the module of this file is the changed one."""
+    """Let the changed module take the place of this file's from now on."""
     honest = SourceFileLoader.get_code
 
     def get_code(self: Any, name: str) -> Any:
@@ -56,7 +56,7 @@ def take_the_place_of(path: Path, source: ast.Module) -> None:
 
 
 def killed_by(killer: Killer) -> str:
-    """What the killer says of the code in its place; empty if nothing."""
+    """Return what the killer says of the code in its place; empty if nothing."""
     kind, name, what = killer
     if kind == "composition":
         from tests.random.property import run
@@ -81,7 +81,7 @@ def killed_by(killer: Killer) -> str:
 
 
 def outcome(mutant: Mutant) -> str:
-    """What its killer says of a mutant, in words; empty if it survives, or is stale."""
+    """Return what its killer says of a mutant, in words; empty if it survives, or is stale."""
     source = mutated(mutant)
     if source is None:
         return ""
@@ -94,7 +94,7 @@ def outcome(mutant: Mutant) -> str:
 
 
 def forked(work: Callable[[], str]) -> str:
-    """What ``work`` returns or raises in a child of this process; empty if it takes too long."""
+    """Return what ``work`` returns or raises in a child of this process; empty if it takes too long."""
     read, write = os.pipe()
     child = os.fork()
     if not child:

@@ -15,5 +15,5 @@ def test_file(name: str) -> Path:
 
 
 def relative(name: str) -> str:
-    """The path of a test file from the repository's root, as the documents print it."""
+    """Return the path of a test file from the repository's root, as the documents print it."""
     return str(test_file(name if name.endswith(".py") else f"{name}.py").relative_to(ROOT))

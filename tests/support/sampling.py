@@ -9,22 +9,22 @@ import pytest
 
 
 def slow(*values: Any) -> Any:
-    """The parameters of one case that is marked slow."""
+    """Return the parameters of one case that is marked slow."""
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
 def sampled(values: Iterable[Any], every: int, first: int = 0) -> list[Any]:
-    """All ``values`` of one parameter; those that are not the ``every``-th, counted from ``first``, are marked slow."""
+    """Return all ``values`` of one parameter; all but the ``every``-th, counted from ``first``, are marked slow."""
     return [value if number % every == first else slow(value) for number, value in enumerate(values)]
 
 
 def sampled_rows(rows: Iterable[tuple[Any, ...]], every: int, first: int = 0) -> list[Any]:
-    """As ``sampled``, for rows of several parameters."""
+    """Return rows of several parameters, marked as in ``sampled``."""
     return [row if number % every == first else slow(*row) for number, row in enumerate(rows)]
 
 
 def only(values: Iterable[Any], *quick: Any) -> list[Any]:
-    """All ``values`` of one parameter; those that are not among ``quick`` are marked slow."""
+    """Return all ``values`` of one parameter; those that are not among ``quick`` are marked slow."""
     return [value if value in quick else slow(value) for value in values]
 
 

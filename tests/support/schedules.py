@@ -40,7 +40,7 @@ explorations: list[Report] = []
 
 
 def explored(scenario: Callable[[Run], object], budget: int = BUDGET) -> Report:
-    """All schedules of ``scenario``, or a failure; never some of them."""
+    """Run all schedules of ``scenario``, or fail; never run some of them."""
     report = explore(scenario, budget=budget)
     explorations.append(report)
     print(f"\n  {report}")
@@ -71,13 +71,13 @@ def embedded(namespace: str, token: int) -> int:
 
 
 def entry(kind: str, hidden: int, before: list[int]) -> int:
-    """What one component keeps for a token: a window reads only the last of ``before``."""
+    """Return what one component keeps for a token: a window reads only the last of ``before``."""
     return mix(hidden, *(before if kind == "F" else before[-(NEAR - 1) :]))
 
 
 @lru_cache(maxsize=10_000)
 def contents(kinds: str, namespace: str, tokens: tuple[int, ...]) -> tuple[dict[str, list[int]], list[int]]:
-    """What each component's slots must hold (for a state: after so many tokens), and what comes out at each token."""
+    """Return what each component's slots must hold (a state's after so many tokens), and each token's output."""
     hidden = [embedded(namespace, token) for token in tokens]
     held: dict[str, list[int]] = {}
     for kind in kinds:
@@ -102,7 +102,7 @@ class Runner:
         self.steps: list[Any] = []  # an event for each step that was enqueued
 
     def result(self, step: int) -> Callable[[], Any]:
-        """The end of that step, as soon as it is enqueued."""
+        """Return the end of that step, as soon as it is enqueued."""
         return lambda: len(self.steps) > step and self.steps[step]
 
     def publish(self, upto: int | None = None) -> None:
@@ -155,7 +155,7 @@ class World:
         return self.streams[0]
 
     def open(self, tokens: Iterable[int], more: Iterable[int] = (), **options: Any) -> Runner:
-        """A sequence over ``tokens``; ``more`` are those that it will be told later."""
+        """Open a sequence over ``tokens``; ``more`` are those that it will be told later."""
         prompt = tuple(tokens)
         runner = Runner(self.cache.open(prompt, **options), (*prompt, *more))
         self.runners.append(runner)
@@ -198,7 +198,7 @@ class World:
         yield from self.forward(stream, runner, **options)
 
     def serve(self, tokens: Iterable[int], *ends: int, **options: Any) -> None:
-        """Before anything is explored: one request from its beginning to its end."""
+        """Serve one request from its beginning to its end, before anything is explored."""
         runner = self.open(tokens, **options)
         for end in ends or (len(runner.tokens),):
             for _ in self.prefill(self.stream, runner, end - runner.sequence.reserved):
@@ -249,7 +249,7 @@ class World:
                 assert values == right[-len(values) :], f"a draft read something else in {NAMES[kind]} up to {length}"
 
     def check_tree(self) -> tuple[Any, ...]:
-        """Every slot of the tree holds what its key says; which boundaries there are."""
+        """Check that every slot of the tree holds what its key says, and return which boundaries there are."""
         found = []
         stack: list[tuple[Any, str, tuple[int, ...]]] = [
             (root, name, ()) for name, root in self.cache.core.index.tree.roots.items()
@@ -378,7 +378,7 @@ class Layers:
         return out[1:]
 
     def read_only(self, kind: str) -> None:
-        """A draft's layers: what they read is remembered."""
+        """Run a draft's layers, and remember what they read."""
         name = NAMES[kind]
         touch(reads=[("row", name, row) for row in self.rows])
         pool = self.world.cache.pool(name)

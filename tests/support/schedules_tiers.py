@@ -66,7 +66,7 @@ class TieredWorld(World):
         whole(source, src, target, dst)
 
     def below(self, *tokens: int) -> None:
-        """Before anything is explored: what was served lies on the host alone."""
+        """Leave what was served on the host alone, before anything is explored."""
         self.drain()
         self.cache.evict(dict.fromkeys(self.names, 1000))
         self.drain()
@@ -74,7 +74,7 @@ class TieredWorld(World):
             assert (self.cache.peek(tokens), self.cache.match(tokens).restorable) == (0, len(tokens))
 
     def go(self) -> None:
-        """From here on copies may fail."""
+        """Let copies fail from here on."""
         self.copies, self.fails = 0, self._later
 
     def drain(self) -> None:
@@ -104,7 +104,7 @@ class TieredWorld(World):
         super().check_streams()
 
     def check_host(self) -> None:
-        """What the host holds is what its keys say, too."""
+        """Check that what the host holds is what its keys say, too."""
         stack: list[Any] = [(root, name, ()) for name, root in self.cache.core.index.tree.roots.items()]
         while stack:
             node, namespace, before = stack.pop()

@@ -35,7 +35,7 @@ NO_ROWS = torch.empty(0, VOCABULARY, dtype=torch.float64)
 
 
 def profile_of(config: Mapping[str, Any], changes: Mapping[str, Mapping[str, Any]]) -> Profile:
-    """The profile of a model config, with further options of its components by name."""
+    """Return the profile of a model config, with further options of its components by name."""
     profile = resolve_profile(config, REGISTRY)
     assert set(changes) <= {spec.name for spec in profile.components}, changes
     specs = [attrs.evolve(spec, options={**spec.options, **changes.get(spec.name, {})}) for spec in profile.components]
@@ -52,7 +52,7 @@ def composed(
     more: Mapping[str, int] | None = None,
     **options: Any,
 ) -> Cache:
-    """The cache of a model config: so many tokens of every page component, so many states; ``more`` for plugins."""
+    """Return the cache of a model config: so many tokens of each component of pages, so many states."""
     profile = profile_of(config, changes or {})
     rough = prefixloom.compose(profile, page_size=page, capacity=4096, registry=REGISTRY, device="meta")
     capacity = {part.name: tokens if part.page_tokens else slots for part in rough.composition.parts} | dict(more or {})
@@ -138,7 +138,7 @@ class Traffic:
             self.same(sequence)
 
     def opened(self, sequence: Sequence) -> None:
-        """A sequence was just opened."""
+        """Note a sequence that was just opened."""
 
     def same(self, sequence: Sequence) -> None:
         assert self.witness.restored(sequence) == 0, "what was restored is nothing that a live sequence had"
@@ -165,7 +165,7 @@ class Traffic:
         return True
 
     def fail(self, sequence: Sequence) -> None:
-        """A step whose layers wrote half of what they should, and raised; what was committed before is published."""
+        """Run a step whose layers write half of what they should, and raise; what was committed before is published."""
         if sequence.named == sequence.reserved:  # layers without a token write nothing
             self.name(sequence, prompt(self.rng, 2))
         try:
@@ -199,7 +199,7 @@ class Traffic:
         self.same(sequence)
 
     def rewind(self, sequence: Sequence) -> None:
-        """After a step of a few tokens, as a speculation would."""
+        """Rewind after a step of a few tokens, as a speculation would."""
         if self.rewind_depth and sequence.named < LONGEST and self.compute(sequence, sequence.named):
             self.name(sequence, prompt(self.rng, self.rng.randrange(1, self.rewind_depth + 2)))
             try:
@@ -222,7 +222,7 @@ class Traffic:
         self.name(sequence, prompt(self.rng, self.rng.randrange(0, 6)))
 
     def evict_one(self) -> None:
-        """Of one component alone, at times all that may go."""
+        """Evict from one component alone, at times all that it can."""
         part = self.rng.choice(self.cache.composition.parts)
         count = self.rng.choice((1, 1, 2, 2, 5, 5, part.capacity))
         self.counts["evicted"] += self.cache.evict({part.name: count})[part.name]
@@ -238,7 +238,7 @@ class Traffic:
             sequence.abort()
 
     def check(self, sequence: Sequence) -> None:
-        """All that was computed for it, against the same with no cache."""
+        """Compare all that was computed for a sequence with the same without a cache."""
         got = torch.cat([NO_ROWS, *self.rows.pop(sequence)])
         if len(got):
             expected = self.model.reference(sequence.tokens.tolist()[: sequence.ready + len(got)])

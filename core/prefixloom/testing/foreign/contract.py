@@ -154,16 +154,16 @@ class ForeignCache(ABC):
     @classmethod
     @abstractmethod
     def version(cls) -> str:
-        """The engine's name and version."""
+        """Return the engine's name and version."""
 
     # requests
 
     def begin(self) -> None:
-        """The scheduler begins to make a forward pass. ``extend`` and ``open`` follow, and then ``launch``."""
+        """Begin a forward pass, as the scheduler does. ``extend`` and ``open`` follow, and then ``launch``."""
 
     @abstractmethod
     def extend(self, request: Any, count: int) -> None:
-        """A running request goes on in this pass, by ``count`` tokens.
+        """Let a running request go on in this pass, by ``count`` tokens.
 
         NoRoom: there are no slots for it, even after evicting. The kit gives the request up by ``retract``.
         """
@@ -186,7 +186,7 @@ class ForeignCache(ABC):
 
     @abstractmethod
     def commit(self, results: Sequence[PassResult]) -> None:
-        """The result of a pass has come, for each of its requests that is not over.
+        """Take the result of a pass, for each of its requests that is not over.
 
         A request whose result is ``last`` ends with it, and what it computed is cached. One more pass of it may be
         enqueued already, where the scheduler runs ahead; no result of that comes.
@@ -194,11 +194,11 @@ class ForeignCache(ABC):
 
     @abstractmethod
     def abort(self, request: Any) -> None:
-        """The client went away. Passes of the request may still be enqueued; their results are dropped."""
+        """End a request whose client went away. Its passes may still be enqueued; their results are dropped."""
 
     @abstractmethod
     def retract(self, request: Any) -> None:
-        """The scheduler takes the slots of a running request to make room. The kit never comes back to this handle."""
+        """Take the slots of a running request to make room. The kit never comes back to this handle."""
 
     # slots and content
 
@@ -208,15 +208,15 @@ class ForeignCache(ABC):
 
     @abstractmethod
     def tables(self, request: Any) -> RequestTables:
-        """Where the content of a running request lies now."""
+        """Return where the content of a running request lies now."""
 
     @abstractmethod
     def owners(self) -> Mapping[str, UnitOwners]:
-        """Who owns which unit, by pool, from the cache's own books."""
+        """Return who owns which unit, by pool, from the cache's own books."""
 
     @abstractmethod
     def read(self, component: str, slot: int) -> int:
-        """The number that a slot holds."""
+        """Return the number that a slot holds."""
 
     @abstractmethod
     def write(self, component: str, slot: int, number: int) -> None:

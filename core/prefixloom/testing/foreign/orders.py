@@ -57,7 +57,7 @@ class OrdersReport:
 
 
 def interleavings(lengths: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Every order in which the actions of several requests can come; each is named by its request's number."""
+    """Yield every order in which the actions of several requests can come; each is named by its request's number."""
     if not any(lengths):
         yield ()
     for number, length in enumerate(lengths):
@@ -68,7 +68,7 @@ def interleavings(lengths: Sequence[int]) -> Iterator[tuple[int, ...]]:
 
 
 def sampled_interleavings(lengths: Sequence[int]) -> tuple[list[tuple[int, ...]], bool]:
-    """All orders if they are few, or a sample of them; and whether these are all."""
+    """Return all orders if they are few, or a sample of them; and whether these are all."""
     found: list[tuple[int, ...]] = []
     for order in interleavings(lengths):
         found.append(order)
@@ -167,7 +167,7 @@ def _scenario(run: ScheduleRun, make: MakeForeign, plans: Sequence[RequestPlan],
 
 
 def plans_of(page: int) -> dict[str, list[RequestPlan]]:
-    """The explorations of one cache, by what they are about."""
+    """Return the explorations of one cache, by what they are about."""
     text: Any = tuple(random.Random("orders").randrange(2) for _ in range(9 * page))
     forked = (*text[: 2 * page], *(2 for _ in range(2 * page)))
     twice = RequestPlan(text[: 3 * page + 1], page)

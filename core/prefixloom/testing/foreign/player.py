@@ -48,7 +48,7 @@ SPARE = 3
 
 
 def sampled_text(salt: int) -> tuple[int, ...]:
-    """What the model samples for a request of this salt. Few different tokens: so that answers are common prefixes."""
+    """Return what the model samples for a request of this salt: few different tokens, so that answers begin alike."""
     chance = random.Random(f"answer {salt}")
     return tuple(chance.randrange(2) for _ in range(ANSWER))
 
@@ -138,7 +138,7 @@ class ForeignPlayer(World):
                     return False
 
     def _chosen(self, entries: Sequence[tuple[int, int]]) -> Iterator[tuple[ForeignRequest, int]]:
-        """The requests of a pass, by the rules of this scheduler."""
+        """Yield the requests of a pass, by the rules of this scheduler."""
         wanted: dict[int, tuple[ForeignRequest, int]] = {}
         for number, count in entries:
             request = self.pick(number)
@@ -219,7 +219,7 @@ class ForeignPlayer(World):
         self.cache.commit(results)
 
     def awaits_a_sample(self, request: ForeignRequest) -> bool:
-        """Whether a pass is on its way that samples a token for this request."""
+        """Return whether a pass is on its way that samples a token for this request."""
         pieces = [piece for launched in self.unprocessed for piece in launched.pieces]
         return any(each is request and part.end >= request.prompt for each, part in pieces)
 

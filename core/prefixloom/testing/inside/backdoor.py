@@ -36,33 +36,33 @@ from ...tree.radix import Root
 
 # ---------------------------------------------------------------- lanes and pools
 def lanes(cache: Cache) -> tuple[Lane, ...]:
-    """The lanes of the device, in the order of the composition's parts."""
+    """Return the lanes of the device, in the order of the composition's parts."""
     return cache.core.shape.lanes
 
 
 def lane(cache: Cache, component: str) -> Lane:
-    """The device lane of one component."""
+    """Return the device lane of one component."""
     return cache.core.shape.lane(component)
 
 
 def pools(cache: Cache) -> list[Pool]:
-    """Every pool of the device lanes. A lane that stores states in another form has two."""
+    """Return every pool of the device lanes. A lane that stores states in another form has two."""
     return [pool for each in cache.core.shape.lanes for pool in each.pools]
 
 
 def has_admission(cache: Cache) -> bool:
-    """Whether an admission policy may keep states out of the tree."""
+    """Return whether an admission policy may keep states out of the tree."""
     return cache.core.shape.has_admission
 
 
 # ---------------------------------------------------------------- the tree
 def roots(cache: Cache) -> dict[str, Root]:
-    """The root of each namespace that is known; the dictionary is a copy."""
+    """Return the root of each namespace that is known; the dictionary is a copy."""
     return dict(cache.core.index.tree.roots)
 
 
 def nodes(cache: Cache, *, dropped: bool = False) -> Iterator[Any]:
-    """Every node, roots included; ``dropped``: those of dropped namespaces, too."""
+    """Yield every node, roots included; ``dropped``: those of dropped namespaces, too."""
     stack: list[Any] = [*cache.core.index.tree.roots.values(), *(cache.core.index.dropped_roots if dropped else ())]
     while stack:
         node = stack.pop()
@@ -71,12 +71,12 @@ def nodes(cache: Cache, *, dropped: bool = False) -> Iterator[Any]:
 
 
 def cell(node: Any, of: Any) -> Any:
-    """What one lane keeps at a node; None if it keeps nothing there."""
+    """Return what one lane keeps at a node; None if it keeps nothing there."""
     return node.cells[of.index]
 
 
 def locks(cache: Cache) -> dict[tuple[str, int, int], int]:
-    """How many leases lock each cell, by (component, start, end) of its edge."""
+    """Return how many leases lock each cell, by (component, start, end) of its edge."""
     found: dict[tuple[str, int, int], int] = {}
     for node in nodes(cache):
         for each in cache.core.shape.lanes:
@@ -87,28 +87,28 @@ def locks(cache: Cache) -> dict[tuple[str, int, int], int]:
 
 
 def extra_numbers(cache: Cache) -> dict[int, Any]:
-    """What each negative number of the tree's keys stands for."""
+    """Return what each negative number of the tree's keys stands for."""
     return dict(cache.core.keys.meant)
 
 
 def flushes(cache: Cache) -> int:
-    """How often the cache was flushed."""
+    """Return how often the cache was flushed."""
     return cache.core.index.flushes
 
 
 # ---------------------------------------------------------------- what is in flight
 def works_in_flight(cache: Cache) -> list[Work[Hold]]:
-    """The steps and copies that have begun and are not known to be over, oldest first."""
+    """Return the steps and copies that have begun and are not known to be over, oldest first."""
     return cache.core.flight.works
 
 
 def stream_errors(stream: Stream) -> list[BaseException]:
-    """The errors of the work that failed on a stream, oldest first."""
+    """Return the errors of the work that failed on a stream, oldest first."""
     return [error for _, error in stream.failures]
 
 
 def page_table_tensors(cache: Cache) -> dict[str, list[Any]]:
-    """The tensors of each component's page table: the one in use, then those that steps in flight may still read."""
+    """Return the tensors of each component's page table: the one in use, then those that steps in flight may read."""
     found = {}
     for name, table in cache.core.tables.by_component.items():
         every = [table.tensor, *(old for _, old in table.outgrown)]
@@ -118,7 +118,7 @@ def page_table_tensors(cache: Cache) -> dict[str, list[Any]]:
 
 # ---------------------------------------------------------------- debug mode
 def checks(cache: Cache) -> int | None:
-    """How often debug mode has looked at everything; None without debug mode."""
+    """Return how often debug mode has looked at everything; None without debug mode."""
     watcher = cache.core.watcher
     return watcher.checks if isinstance(watcher, Debug) else None
 
@@ -140,35 +140,35 @@ def watch_accesses(cache: Cache, told: Callable[..., None]) -> None:
 
 
 def empty_work() -> Callable[[], None]:
-    """The function that debug mode enqueues in place of layers; it touches nothing."""
+    """Return the function that debug mode enqueues in place of layers; it touches nothing."""
     return debug.no_work
 
 
 # ---------------------------------------------------------------- the tier below the device
 def tier(cache: Cache) -> LowerTier:
-    """The tier below the device; an assertion fails if there is none."""
+    """Return the tier below the device; an assertion fails if there is none."""
     below = cache.core.below
     assert isinstance(below, LowerTier), "this cache has no tier below the device"
     return below
 
 
 def tier_lanes(cache: Cache) -> tuple[Any, ...]:
-    """The lanes of the tier, in the order in which the tier made them."""
+    """Return the lanes of the tier, in the order in which the tier made them."""
     return tier(cache).copies.lanes
 
 
 def tier_lane(cache: Cache, component: str) -> Any:
-    """The tier's lane of one component; None if the tier keeps nothing of it."""
+    """Return the tier's lane of one component; None if the tier keeps nothing of it."""
     return tier(cache).copies.by_component[cache.core.shape.lane(component).index]
 
 
 def transfer_streams(cache: Cache) -> dict[str, Stream]:
-    """The streams of the copies, by "up" and "down"; this is the tier's own dictionary."""
+    """Return the streams of the copies, by "up" and "down"; this is the tier's own dictionary."""
     return tier(cache).copies.streams
 
 
 def copies(cache: Cache) -> HostCopies:
-    """What makes the tier's copies."""
+    """Return what makes the tier's copies."""
     return tier(cache).copies
 
 
@@ -197,7 +197,7 @@ def failing_copies() -> Iterator[None]:
 
 
 def remembered(cache: Cache) -> int:
-    """How many cells the queues know, all components together."""
+    """Return how many cells the queues know, all components together."""
     return sum(len([*lane.queue.remembered]) for lane in cache.core.shape.all_lanes)
 
 
@@ -207,47 +207,47 @@ def _hold(of: Lease | Hold | Sequence) -> Hold:
 
 
 def anchor(of: Lease | Hold | Sequence) -> Any:
-    """The node at which a lease, or a sequence's lease, is anchored."""
+    """Return the node at which a lease, or a sequence's lease, is anchored."""
     return _hold(of).node
 
 
 def longest_match(plan: MatchPlan) -> int:
-    """The deepest boundary that the match behind a plan could have found."""
+    """Return the deepest boundary that the match behind a plan could have found."""
     return limit_of(plan.core, plan.match)
 
 
 # ---------------------------------------------------------------- sequences and steps
 def holding(sequence: Sequence, component: str) -> Any:
-    """What a sequence has of one component. ProtocolError: the sequence holds nothing any more."""
+    """Return what a sequence has of one component. ProtocolError: the sequence holds nothing any more."""
     return sequence.running.holding(component)[1]
 
 
 def state_holdings(sequence: Sequence) -> list[tuple[Any, Any]]:
-    """(lane, holding) of the components with states."""
+    """Return (lane, holding) of the components with states."""
     return list(sequence.running.states)
 
 
 def state_slots(sequence: Sequence, component: str) -> list[int]:
-    """All slots that a sequence owns of a component with states."""
+    """Return all slots that a sequence owns of a component with states."""
     return list(holding(sequence, component).slots())
 
 
 def fills(sequence: Sequence) -> list[tuple[str, str, int]]:
-    """(component, kind, source slot) of each op that must still give a running state its content."""
+    """Return (component, kind, source slot) of each op that must still give a running state its content."""
     return [(each.name, kind, source) for each, _, kind, source in sequence.running.fills]
 
 
 def unfilled(sequence: Sequence) -> set[str]:
-    """The components whose running state has no content yet."""
+    """Return the components whose running state has no content yet."""
     return {component for component, _, _ in fills(sequence)}
 
 
 def needs_a_step(sequence: Sequence) -> bool:
-    """Whether plugins have, or may have, ops of their own for the sequence's layers."""
+    """Return whether plugins have, or may have, ops of their own for the sequence's layers."""
     asked = any(each.hooks.deferred_forward_ops is not None for each in sequence.core.shape.lanes)
     return asked or bool(sequence.running.claimed_ops)
 
 
 def has_plugin_ops(step: Step) -> bool:
-    """Whether plugins have ops of their own for a step."""
+    """Return whether plugins have ops of their own for a step."""
     return step.has_plugin_ops

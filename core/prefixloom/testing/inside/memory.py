@@ -95,7 +95,7 @@ class Memory:
             view[slot * pitch + entry * size : slot * pitch + (entry + 1) * size] = part
 
     def same(self, number: int, other: int) -> bool:
-        """Whether two numbers have the same pattern. In small entries two different numbers can have the same one."""
+        """Return whether two numbers have one pattern. In small entries two different numbers can have the same."""
         return number == other or (other != STRANGE and self._patterns.of(number) == self._patterns.of(other))
 
     def numbers(self, slot: int) -> list[int]:
@@ -106,7 +106,7 @@ class Memory:
         return len(found) == len(wanted) and all(map(self.same, found, wanted))
 
     def near(self, slot: int, entry: int, number: int, tolerance: float) -> bool:
-        """Whether an entry stands for a number within the error that a codec may introduce.
+        """Return whether an entry stands for a number within the error that a codec may introduce.
 
         Floating-point values may differ by ``tolerance`` times the largest value of their row. Other values must be
         equal.

@@ -207,7 +207,7 @@ def _asked(component: Any, calls: list[tuple[str, tuple[Any, ...]]]) -> list[str
 
 
 def has_code(case: ComponentCase) -> bool:
-    """Whether a component has code of its own that answers: hooks, or a reach that is not the core's."""
+    """Return whether a component has code of its own that answers: hooks, or a reach that is not the core's."""
     component = case.component()
     home = __name__.partition(".")[0]
     return type(component) is not Component or not type(component.reach).__module__.startswith(f"{home}.contract")

@@ -57,7 +57,7 @@ def first_outside(wanted: Iterable[Interval], have: tuple[Interval, ...], upto: 
 
 
 def contains(spans: tuple[Interval, ...], p: int) -> bool:
-    """Whether one of these intervals, which are sorted and apart, has position p."""
+    """Return whether one of these intervals, which are sorted and apart, has position p."""
     at = bisect_right(spans, (p, FAR << 9)) - 1
     return at >= 0 and p < spans[at][1]
 
@@ -88,7 +88,7 @@ class Answers:
         return self._needs[n]
 
     def reads(self, q: int) -> tuple[Interval, ...]:
-        """The positions before q that the layers read to compute the token at q."""
+        """Return the positions before q that the layers read to compute the token at q."""
         assert self._reads is not None
         if q not in self._read:
             spans = spans_of(self._answer(self._reads, "reads", q))
@@ -101,14 +101,14 @@ class Answers:
         return self._reads is None
 
     def read_outside(self, q: int, n: int) -> int | None:
-        """The first position before n that the token at q reads, and that is not there once n was resumed at."""
+        """Return the first position before n that the token at q reads, and that is not there once n was resumed at."""
         if not self.watched:
             return first_outside(self.reads(q), self.needs(n), n)
         assert self._layers is not None
         return self._layers.first_heard(q, gaps_of(self.needs(n), n))
 
     def is_read(self, p: int, q: int) -> bool:
-        """Whether the token at q reads position p."""
+        """Return whether the token at q reads position p."""
         if not self.watched:
             return contains(self.reads(q), p)
         assert self._layers is not None
@@ -134,7 +134,7 @@ class Probes(Answers):
         self.boundaries = self._chosen()
 
     def served(self, dense: int, far: int) -> list[int]:
-        """The boundaries at which what is read is asked: all, or some of the small and of the far ones."""
+        """Return the boundaries at which what is read is asked: all, or some of the small and of the far ones."""
         if not self.watched:
             return list(self.boundaries)
         small, large = self.boundaries[:DENSE], self.boundaries[DENSE:]
@@ -143,14 +143,14 @@ class Probes(Answers):
         return [*small[:40], *small[40 :: DENSE // dense], *kept]
 
     def later(self, n: int) -> list[int]:
-        """Some tokens from n on: those that come next, and those that a number away from n reads or needs."""
+        """Return some tokens from n on: those that come next, and those that a number away from n reads or needs."""
         found = {n, n + 1, n + 2, n + 7}
         found |= {n + number + beside for number in self.numbers[:24] for beside in (-1, 0, 1)}
         later = sorted(q for q in found if n <= q <= FAR)
         return [*later[:4], *later[4 :: max(1, len(later) // 6)]] if self.watched else later
 
     def _distances(self) -> set[int]:
-        """The numbers that the answers have in common: distances from the start and from the boundary, and steps."""
+        """Return the numbers that the answers share: distances from the start and from the boundary, and steps."""
         points = [777, 1500, 5000, 9999, 20011, 50021, 99991, FAR]
         found: set[int] = set()
         for name, function in (("needs", self._reach.needs), ("reads", self._reads)):

@@ -55,7 +55,7 @@ class Layers:
         return torch.randint(TOKENS, (count,), generator=torch.Generator().manual_seed(1))
 
     def memory(self, count: int, *, filled: bool = True) -> dict[str, Tensor]:
-        """Memory for so many tokens: random entries, or zeros."""
+        """Return memory for so many tokens: random entries, or zeros."""
         slots = 2 if self.has_states else -(-count // self._page) + 1
         middle = () if self.has_states else (self._page // self.group,)
         made = {}
@@ -89,7 +89,7 @@ class Layers:
         return out
 
     def changed(self, memory: Memory, spans: Iterable[tuple[int, int]]) -> dict[str, Tensor]:
-        """Memory in which the entries of these positions are others."""
+        """Return memory in which the entries of these positions are others."""
         out = {name: tensor.clone() for name, tensor in memory.items()}
         for tensor in out.values():
             entries = tensor[:, 1:].flatten(1, 2)  # a view: by layer, then by number
@@ -99,7 +99,7 @@ class Layers:
         return out
 
     def heard(self, q: int, spans: list[tuple[int, int]]) -> bool:
-        """Whether the token at q reads any of these positions. Entries that hold q or later tokens do not count."""
+        """Return whether the token at q reads any of these positions, in entries that hold earlier tokens only."""
         spans = [
             (low, min(high, q // self.group * self.group)) for low, high in spans if low < q // self.group * self.group
         ]
@@ -121,7 +121,7 @@ class Layers:
         return self._sequences[size]
 
     def first_heard(self, q: int, spans: list[tuple[int, int]]) -> int | None:
-        """The first position of these that the token at q reads."""
+        """Return the first position of these that the token at q reads."""
         if not self.heard(q, spans):
             return None
         while True:
@@ -138,7 +138,7 @@ class Layers:
 
     # ------------------------------------------------------------ going on
     def gone_on(self, cut: int, needs: Iterable[tuple[int, int]]) -> tuple[Tensor, Tensor]:
-        """The outputs behind ``cut`` of one pass, and of one that goes on from what resuming there needs alone."""
+        """Return the outputs behind ``cut`` of one pass, and of one that has only what resuming there needs."""
         length = LENGTH if cut < LENGTH else cut + LENGTH // 2
         tokens = self.tokens(length + 9)
         whole = self.compute(tokens, 0, length, self.memory(length + 9, filled=not self.has_states))
@@ -167,7 +167,7 @@ class Layers:
         return memory
 
     def _written(self) -> tuple[Buffer, ...]:
-        """The buffers that the layers write, each with the layers that change it."""
+        """Return the buffers that the layers write, each with the layers that change it."""
         before = self.memory(LENGTH + 9)
         after = self._after(self.tokens(LENGTH + 9), {name: tensor.clone() for name, tensor in before.items()})
         found = []
@@ -180,7 +180,7 @@ class Layers:
         return tuple(found)
 
     def narrower(self) -> dict[str, str]:
-        """The buffers of which every value that is written fits a dtype of fewer bits, each with this dtype."""
+        """Return the buffers of which every value that is written fits a dtype of fewer bits, each with this dtype."""
         memory = self._after(self.tokens(LENGTH + 9), self.memory(LENGTH + 9, filled=False))
         return {
             name: few
@@ -190,11 +190,11 @@ class Layers:
         }
 
     def _entries(self, memory: Memory) -> list[Tensor]:
-        """(entries, values) of each buffer, in the order of positions."""
+        """Return (entries, values) of each buffer, in the order of positions."""
         return [tensor[:, 1:].flatten(1, 2).transpose(0, 1).flatten(1) for tensor in memory.values()]
 
     def _ahead(self) -> int:
-        """How many tokens after an entry change it."""
+        """Return how many tokens after an entry change it."""
         tokens, start = self.tokens(LENGTH + 9), self.memory(LENGTH + 9)
         base = self._entries(self._after(tokens, {name: tensor.clone() for name, tensor in start.items()}))
         most = 0
@@ -208,7 +208,7 @@ class Layers:
         return most
 
     def _tokens_per_entry(self) -> int:
-        """How many tokens an entry stands for, by how many entries a sequence has."""
+        """Return how many tokens an entry stands for, by how many entries a sequence has."""
         start = self.memory(LENGTH + 9)
         after = self._after(self.tokens(LENGTH + 9), {name: tensor.clone() for name, tensor in start.items()})
         counts = [

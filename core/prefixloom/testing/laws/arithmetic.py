@@ -45,7 +45,7 @@ def law_layers_go_on_from_what_is_stored(case: ComponentCase) -> None:
 
 
 def _unit(layers: Layers, outputs: torch.dtype) -> float:
-    """The relative distance of two neighbouring numbers: of outputs or, where pages hold fewer bits, of these.
+    """Return the relative distance of two neighbouring numbers: of outputs or, where pages hold fewer bits, of these.
 
     A state is read and written again at each token, so that it must be as fine as the outputs.
     """

@@ -34,12 +34,12 @@ def law_what_was_served_is_found_again(case: ComponentCase) -> None:
 
 
 def _alone(hooks: Sequence[str]) -> list[str]:
-    """The hooks of which each can be left out: others answer the ops that ``run_forward_op`` runs."""
+    """Return the hooks of which each can be left out: others answer the ops that ``run_forward_op`` runs."""
     return [hook for hook in hooks if hook != "run_forward_op"]
 
 
 def _hits(case: ComponentCase, length: int, without: Collection[str] = (), branched: bool = False) -> int:
-    """How many tokens of a prompt of so many pages hit, once it was served in two steps with nothing else there.
+    """Return how many tokens of a prompt of so many pages hit, once it was served in two steps with nothing else there.
 
     ``branched``: a prompt that begins like it, and then differs, was served after it.
     """

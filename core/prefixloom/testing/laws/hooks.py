@@ -95,7 +95,7 @@ def law_hooks_are_called_when_the_contract_says(case: ComponentCase) -> None:
 
 
 def _asked_about_copies(case: ComponentCase) -> None:
-    """Each plan of copies to and from a tier is shown once before, and once after, with how it ended."""
+    """Check that each plan of copies to and from a tier is shown once before, and once after, with how it ended."""
     bench = Bench(case, units=40, listening=True, below="through")
     tokens = text_of(0)[: 4 * bench.unit + 1 + bench.cache.composition.lookahead]
     for _ in range(2):

@@ -148,7 +148,7 @@ def _layers(facts: ModelFacts, offered: ComponentType, options: Callable[..., An
 
 
 def _is_read(case: ComponentCase, kind: str, facts: ModelFacts, layers: tuple[LayerFacts, ...]) -> bool:
-    """Whether ``from_layers`` reads these layers. It may ask for what a small config does not have."""
+    """Return whether ``from_layers`` reads these layers. It may ask for what a small config does not have."""
     offered = default_registry().component(_installed(case)[0])
     assert offered.from_layers is not None
     try:

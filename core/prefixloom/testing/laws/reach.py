@@ -245,14 +245,14 @@ def law_the_reach_names_nothing_that_no_layer_reads(case: ComponentCase) -> None
 
 
 def _read_far_on(probes: Probes, p: int, n: int) -> bool:
-    """Whether a token reads it that lies further on: a number away from the position, or at any other probe."""
+    """Return whether a token reads it that lies further on: a number away from the position, or at any other probe."""
     apart = (p + number * times for number in (*probes.numbers, *POWERS) for times in TIMES)
     every = itertools.chain(apart, range(n, min(n + DENSE, FAR)), probes.boundaries)
     return any(probes.is_read(p, q) for q in every if n <= q <= 2 * FAR)
 
 
 def _idle(probes: Probes, p: int, n: int) -> str:
-    """What such a position costs, told at a boundary that is as long as a prompt often is."""
+    """Return what such a position costs, told at a boundary that is as long as a prompt often is."""
     told = (
         f"needs({n}) names position {p}, and no token from {n} on reads it (asked up to {FAR}): it is kept, "
         f"locked and moved for nothing, and boundaries without it are lost"

@@ -222,7 +222,7 @@ class ComparedCache(World):
         ]
 
     def room(self, wanted: dict[str, int], besides: Any = None) -> bool:
-        """Whether each pool has, or could get, the wanted number of free pages."""
+        """Return whether each pool has, or could get, the wanted number of free pages."""
         for name, count in wanted.items():
             f, free = self.facts[name], len(self.slots[name].free)
             if count > free:

@@ -61,7 +61,7 @@ class Operations(SequenceOperations):
         self.compare("plan")
 
     def is_fresh(self, plan: Any) -> bool:
-        """Whether a kept plan still leads where it said; a stale plan is matched anew."""
+        """Return whether a kept plan still leads where it said; a stale plan is matched anew."""
         if plan.stale:
             self.count("stale plan")
         return not plan.stale
@@ -465,7 +465,7 @@ class Operations(SequenceOperations):
             self.compare("want")
 
     def do_expire(self, now: int) -> None:
-        """The time comes at which some things are wanted no more: nothing goes by that."""
+        """Let the time come at which some things are wanted no more, which evicts nothing."""
         self.cache.expire(now)
         self.compare("expire")
 

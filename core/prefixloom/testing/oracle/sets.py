@@ -69,7 +69,7 @@ class Facts:
         return known
 
     def ever_needed_from(self, index: int, floor: int) -> bool:
-        """Whether any boundary from ``floor`` on may need page ``index``, by ``until``."""
+        """Return whether any boundary from ``floor`` on may need page ``index``, by ``until``."""
         return any(self.reach.until(t) >= floor for t in range(index * self.page, (index + 1) * self.page))
 
 
@@ -164,7 +164,7 @@ class SetModel:
 
     # ------------------------------------------------------------ matching
     def has(self, f: Facts, ids: Sequence[int], boundary: int) -> bool:
-        """Whether one component has what resuming at ``boundary`` needs."""
+        """Return whether one component has what resuming at ``boundary`` needs."""
         return self.pieces(f, ids, boundary) <= self.resident[f.name]
 
     def usable(self, ids: Sequence[int], boundary: int) -> bool:
@@ -211,7 +211,7 @@ class SetModel:
         return max(run.published, upto)
 
     def saw(self, run: ModelSequence, start: int, upto: int, named: int, ahead: int = 0) -> None:
-        """A pass over [start, upto) that had ``named`` tokens, its own and ``ahead`` more has written what it could."""
+        """Note what a pass over [start, upto) could write, with ``named`` tokens, its own and ``ahead`` more."""
         run.complete = max(run.complete, min(upto, max(named, upto + ahead) - self.lookahead))
         if ahead:
             run.chosen_upto = max(run.chosen_upto, upto + ahead)
@@ -234,7 +234,7 @@ class SetModel:
         return max(run.published, floor, named_by_keys)
 
     def retain(self, run: ModelSequence) -> None:
-        """After a commit or publication, update the first boundary that still matters."""
+        """Update the first boundary that still matters, after a commit or a publication."""
         run.deepest = max(run.deepest, run.committed)
         run.keep = self.lowest(run)
         run.floor = max(run.floor, run.keep)

@@ -38,7 +38,7 @@ class Happening:
         return other.clock.get(self.actor, 0) >= self.nth
 
     def touches(self, other: Happening) -> bool:
-        """Whether the order of the two matters."""
+        """Return whether the order of the two matters."""
         return bool(self.writes & other.writes or self.writes & other.reads or self.reads & other.writes)
 
     def same(self, other: Happening) -> bool:

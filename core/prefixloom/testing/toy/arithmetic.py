@@ -8,7 +8,7 @@ from torch.nn import functional
 
 
 def weights(generator: torch.Generator, rows: int, columns: int) -> Tensor:
-    """A random float64 matrix, about normal(0, 0.2) at a width of 32; the same for the same generator.
+    """Return a random float64 matrix, about normal(0, 0.2) at a width of 32; the same for the same generator.
 
     The weights are large on purpose: a wrong cache entry moves the logits clearly, and rounding does not.
     """
@@ -16,7 +16,7 @@ def weights(generator: torch.Generator, rows: int, columns: int) -> Tensor:
 
 
 def normed(x: Tensor) -> Tensor:
-    """The rows of ``x``, each scaled to a mean square of 1."""
+    """Return the rows of ``x``, each scaled to a mean square of 1."""
     return x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
 
 
@@ -31,7 +31,7 @@ def rotary(x: Tensor, start: int) -> Tensor:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, start: int, first: int, lows: list[int] | None = None) -> Tensor:
-    """Causal attention. The queries begin at position ``start``, and the keys and values at position ``first``.
+    """Return causal attention. The queries begin at position ``start``, and the keys and values at position ``first``.
 
     ``lows``: the first position that each query sees; by default every query sees all.
     """
