@@ -16,7 +16,7 @@ from prefixloom.tiers.store_writes import PER_CALL
 from prefixloom_hicache import GuardLimits, HostTier, MemoryBackend
 from tests.support.helpers import cache_of, part, settle
 from tests.support.stores import TOKENS, Gated, behind, composed, idle, restored, stocked, until
-from tests.support.tiers import serve
+from tests.support.tiers import copies_by, serve
 
 # ---------------------------------------------------------------- what a failed step wrote
 
@@ -51,29 +51,30 @@ def test_what_a_failed_step_wrote_is_not_stored(threads: Any) -> None:
     settle(cache)
 
 
-@pytest.mark.parametrize("names", ["path", "state"])
-def test_a_copy_that_fails_while_its_target_is_pinned_for_the_store(
-    names: str, threads: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def breaking(name: str, go: threading.Event) -> Any:
+    """Return what copies between tiers once ``go`` is set, and fails for the component ``name``."""
+
+    def copy(honest: Any, source: Any, *rest: Any) -> None:
+        assert go.wait(20)
+        if source.name == name:
+            raise RuntimeError("the copy failed")
+        honest(source, *rest)
+
+    return copy
+
+
+@pytest.mark.parametrize("name", ["path", "state"])
+def test_a_copy_that_fails_while_its_target_is_pinned_for_the_store(name: str, threads: Any) -> None:
     store = MemoryBackend(capacity=1 << 22)
     cache, _ = composed(part("path", Path()), part("state", Point()), store=store)
     put_transfer_stream(cache, "down", threads("down"))
-    go, whole = threading.Event(), prefixloom.tiers.host_copies.copy_between
-
-    def broken(source: Any, *rest: Any) -> None:
-        assert go.wait(20)
-        if source.name == names:
-            raise RuntimeError("the copy failed")
-        whole(source, *rest)
-
-    monkeypatch.setattr(prefixloom.tiers.host_copies, "copy_between", broken)
-    serve(cache, TOKENS)
-    cache.poll()
-    cache.poll()
+    with copies_by(breaking(name, go := threading.Event())):
+        serve(cache, TOKENS)
+        cache.poll()
+        cache.poll()
     go.set()
     idle(cache)
     until(cache, lambda: not cache.core.flight.works)
-    monkeypatch.setattr(prefixloom.tiers.host_copies, "copy_between", whole)
     for lane in tier_lanes(cache):
         assert (lane.leased, lane.in_tree) == (0, 0), lane.device.name
     cache.drop_namespace("")
@@ -82,27 +83,17 @@ def test_a_copy_that_fails_while_its_target_is_pinned_for_the_store(
     settle(cache)
 
 
-def test_a_state_that_never_arrived_is_not_found_while_it_is_pinned_for_the_store(
-    threads: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_state_that_never_arrived_is_not_found_while_it_is_pinned_for_the_store(threads: Any) -> None:
     store = Gated(capacity=1 << 22)
     cache, _ = composed(part("path", Path()), part("state", Point()), store=store)
     store.gate.clear()
     serve(cache, [7] * 8)
     until(cache, store.held.is_set)  # what is handed over from now on waits
     put_transfer_stream(cache, "down", threads("down"))
-    go, whole = threading.Event(), prefixloom.tiers.host_copies.copy_between
-
-    def broken(source: Any, *rest: Any) -> None:
-        assert go.wait(20)
-        if source.name == "state":
-            raise RuntimeError("the copy failed")
-        whole(source, *rest)
-
-    monkeypatch.setattr(prefixloom.tiers.host_copies, "copy_between", broken)
-    serve(cache, TOKENS)
-    cache.poll()
-    cache.poll()
+    with copies_by(breaking("state", go := threading.Event())):
+        serve(cache, TOKENS)
+        cache.poll()
+        cache.poll()
     assert tier_lane(cache, "state").leased == 2
     go.set()
     until(cache, lambda: not cache.core.flight.works)
