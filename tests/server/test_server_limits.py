@@ -23,7 +23,7 @@ from prefixloom import InputError
 from prefixloom_engine.server.access import Hosts
 from prefixloom_engine.server.app import Limits
 from prefixloom_engine.server.connection import Connection
-from prefixloom_engine.server.protocol import CompletionAsked
+from prefixloom_engine.server.endpoints.completions import CompletionAsked
 from prefixloom_engine.server.reading import processes
 from prefixloom_engine.server.reading.bodies import MOST_ITEMS, Bounds, unwritten
 from prefixloom_engine.server.reading.processes import TextProcesses

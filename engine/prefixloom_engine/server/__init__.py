@@ -8,8 +8,9 @@ It knows HTTP, text and tenants; it must not know a component, a tree or a model
 ``command``           ``prefixloom serve``: from the command line to a running server
 ``app``               the routes, limits and errors
 ``answers``           from what a client asks to requests of the engine, and from their tokens to text
+``endpoints``         what clients ask at one path, and the objects in which they are answered
 ``reading``           from a body to tokens, in processes apart
-``protocol``          what a client may ask, and the objects that it gets
+``protocol``          what bodies have in common, and errors
 ``stops``             stop strings
 ``connection``        what a client may do with a connection
 ``access``            keys, tenants, and the namespaces of what they ask

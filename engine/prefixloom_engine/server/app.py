@@ -33,11 +33,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from prefixloom import InputError
 
 from ..contract.model import Trained
-from ..contract.texts import ChatPrompt
 from .access import Access, Hosts, Tenant
-from .answers import ChatForm, CompletionForm, Form, Object, TextAnswer, TextPiece, TokenInfo, Usage, requests_of
+from .answers import TextAnswer, requests_of
 from .connection import EVENTS
-from .protocol import ApiError, Body, ChatAsked, CompletionAsked, DetokenizeAsked, TokenizeAsked
+from .endpoints import FORMS
+from .endpoints.form import Form, Object, TextPiece
+from .protocol import ApiError, Body, DetokenizeAsked, TokenizeAsked
 from .reading.bodies import Bounds, ReadBody
 from .reading.processes import SMALL, TextProcesses
 from .worker import EngineDown, EngineWorker, QueueFull
@@ -52,6 +53,7 @@ NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 NO_ROOM_SECONDS = 60.0
 """How often the log says that no connection can be accepted."""
 PREFILL_HEADER = "x-prefixloom-prefill"
+"""The address of the prefill process that is to compute the prompts of a body, if a router has chosen it."""
 BODY_TYPES = ("", "application/json", "application/x-www-form-urlencoded")
 """What a body may be called. It is JSON; ``curl -d`` calls it the last one. With that, browsers tell the origin."""
 CLIENT_LEFT = 499
@@ -119,20 +121,6 @@ class BodyMemory:
 
     def share(self, tenant: str = "") -> BodyShare:
         return BodyShare(self, tenant)
-
-
-@attrs.frozen
-class Begun:
-    """What a body asks, once the engine has it. The body itself is not needed any more, and may be large.
-
-    ``stream``: whether the answer goes as events. ``with_usage``: these tell the usage as well.
-    """
-
-    form: Form
-    answers: list[TextAnswer]
-    usage: Usage
-    stream: bool
-    with_usage: bool
 
 
 async def body_bytes(request: Request, limits: Limits, share: BodyShare, turn: asyncio.Lock | None = None) -> bytes:
@@ -206,19 +194,44 @@ class Server:
         return found
 
     # ------------------------------------------------------------ answering
-    async def begin(
-        self, asked: ChatAsked | CompletionAsked, form: Form, prompts: Sequence[ChatPrompt], tenant: Tenant,
-        share: BodyShare, prefill: str,
-    ) -> Begun:  # fmt: skip
-        """Ask the engine for all choices of all prompts. ``prefill``: the process that is to compute these prompts."""
-        share.hold(sum(each.bytes for each in prompts))
+    def answering(self, kind: type[Form]) -> Callable[[Request], Awaitable[Response]]:
+        """Return what answers the requests at an endpoint."""
+
+        async def answer(request: Request) -> Response:
+            tenant = self.tenant(request)
+            with self.memory.share(tenant.name) as share:
+                form, answers = await self._begin(kind, request, tenant, share)
+
+                def over() -> None:
+                    share.hold(0)
+                    for each in answers:
+                        each.leave()
+
+                if form.asked.stream:
+                    share.kept = True
+                    return EventStream(self.events(form, answers), over)
+                try:
+                    return await unless_left(request, self.whole(form, answers))
+                finally:
+                    over()
+
+        return answer
+
+    async def _begin(
+        self, kind: type[Form], request: Request, tenant: Tenant, share: BodyShare
+    ) -> tuple[Form, list[TextAnswer]]:
+        """Ask the engine for all choices of all prompts of a body, which is not needed any more then."""
+        self.worker.check_room(1, tenant.name)
+        read = await self.read(request, kind.body, share)
+        share.hold(sum(each.bytes for each in read.prompts))
+        form, asked = kind(self.name, self.fingerprint, read, self.tokenizer), read.asked
         stops = self.worker.engine.model.stops | self.tokenizer.stops
         requests = [
             each
-            for prompt in prompts
+            for prompt in read.prompts
             for each in requests_of(
-                asked, prompt.tokens, prompt.inputs, self.bounds.room(len(prompt.tokens), asked.most_tokens), stops,
-                tenant, prefill,
+                asked, prompt, self.bounds.room(len(prompt.tokens), asked.most_tokens), stops, tenant,
+                request.headers.get(PREFILL_HEADER, ""),
             )
         ]  # fmt: skip
         tickets = await self.worker.add(*requests)
@@ -226,32 +239,23 @@ class Server:
             TextAnswer(self.worker, ticket, self.tokenizer, asked.stops, at, self.limits.seconds)
             for at, ticket in enumerate(tickets)
         ]
-        usage = Usage(sum(len(each.tokens) for each in prompts), answers, asked.n)
-        return Begun(form, answers, usage, bool(asked.stream), asked.include_usage)
+        form.answers = answers
+        return form, answers
 
-    async def whole(self, form: Form, answers: Sequence[TextAnswer], usage: Usage) -> Response:
-        choices = await asyncio.gather(*(self._choice(form, answer) for answer in answers))
-        return JSONResponse(form.answer(list(choices), usage))
+    async def whole(self, form: Form, answers: Sequence[TextAnswer]) -> Response:
+        pieces = await asyncio.gather(*(answer.collected() for answer in answers))
+        return JSONResponse(form.answer(list(map(form.choice, answers, pieces))))
 
-    async def _choice(self, form: Form, answer: TextAnswer) -> Object:
-        return form.choice(answer, await collected(answer))
-
-    async def events(
-        self, form: Form, answers: Sequence[TextAnswer], usage: Usage, with_usage: bool
-    ) -> AsyncIterator[bytes]:
+    async def events(self, form: Form, answers: Sequence[TextAnswer]) -> AsyncIterator[bytes]:
         """The answer as server-sent events. An error that comes late is an event as well."""
-
-        def event(choices: list[Object], told: Object | None = None) -> bytes:
-            return sent(form.chunk(choices, told, with_usage=with_usage))
-
         try:
             for answer in answers:
                 if begun := form.begin(answer.index):
-                    yield event(begun)
+                    yield sent(form.chunk(begun))
             async for answer, piece in side_by_side(answers, whole=form.parses):
-                yield event(form.deltas(answer, piece))
-            if with_usage:
-                yield event([], usage.told)
+                yield sent(form.chunk(form.deltas(answer, piece)))
+            if form.asked.include_usage:
+                yield sent(form.chunk([], form.usage))
             yield b"data: [DONE]\n\n"
         except ApiError as error:
             log.warning("a stream ended with an error: %s", error.message)
@@ -260,45 +264,7 @@ class Server:
             log.exception("a stream ended with an error")
             yield sent(UNEXPECTED.body)
 
-    async def respond(self, request: Request, begun: Begun, share: BodyShare) -> Response:
-        form, answers, usage = begun.form, begun.answers, begun.usage
-
-        def over() -> None:
-            share.hold(0)
-            for answer in answers:
-                answer.leave()
-
-        if begun.stream:
-            share.kept = True
-            return EventStream(self.events(form, answers, usage, begun.with_usage), over)
-        try:
-            return await unless_left(request, self.whole(form, answers, usage))
-        finally:
-            over()
-
     # ------------------------------------------------------------ routes
-    async def chat(self, request: Request) -> Response:
-        tenant = self.tenant(request)
-        with self.memory.share(tenant.name) as share:
-            return await self.respond(request, await self._begin_chat(request, tenant, share), share)
-
-    async def _begin_chat(self, request: Request, tenant: Tenant, share: BodyShare) -> Begun:
-        self.worker.check_room(1, tenant.name)
-        read = await self.read(request, ChatAsked, share)
-        form = ChatForm(self.name, self.fingerprint, read.asked, self.tokenizer, read.prompts[0].tokens)
-        return await self.begin(read.asked, form, read.prompts, tenant, share, chosen_prefill(request))
-
-    async def completions(self, request: Request) -> Response:
-        tenant = self.tenant(request)
-        with self.memory.share(tenant.name) as share:
-            return await self.respond(request, await self._begin_completions(request, tenant, share), share)
-
-    async def _begin_completions(self, request: Request, tenant: Tenant, share: BodyShare) -> Begun:
-        self.worker.check_room(1, tenant.name)
-        read = await self.read(request, CompletionAsked, share)
-        form = CompletionForm(self.name, self.fingerprint, read.asked, read.texts)
-        return await self.begin(read.asked, form, read.prompts, tenant, share, chosen_prefill(request))
-
     async def tokenize(self, request: Request) -> Response:
         with self.memory.share(self.tenant(request).name) as share:
             (prompt,) = (await self.read(request, TokenizeAsked, share)).prompts
@@ -340,8 +306,7 @@ class Server:
 
     def routes(self) -> list[Route]:
         return [
-            Route("/v1/chat/completions", self.chat, methods=["POST"]),
-            Route("/v1/completions", self.completions, methods=["POST"]),
+            *(Route(form.path, self.answering(form), methods=["POST"]) for form in FORMS),
             Route("/v1/models", self.models, methods=["GET"]),
             Route("/v1/models/{name:path}", self.model, methods=["GET"]),
             Route("/tokenize", self.tokenize, methods=["POST"]),
@@ -401,11 +366,6 @@ def make_app(server: Server, more: Sequence[Route] = (), hosts: Hosts = Hosts())
     )
 
 
-def chosen_prefill(request: Request) -> str:
-    """The address of the prefill process that is to compute the prompts of a body, if a router has chosen it."""
-    return request.headers.get(PREFILL_HEADER, "")
-
-
 def told(error: ApiError, headers: Mapping[str, str] | None = None) -> Response:
     if error.retry_after:
         headers = {**(headers or {}), "retry-after": str(error.retry_after)}
@@ -432,18 +392,6 @@ class EventStream(StreamingResponse):
             self._over()
 
 
-async def collected(answer: TextAnswer) -> TextPiece:
-    """Wait for the end of an answer, and return it as one piece."""
-    text: list[str] = []
-    tokens: list[TokenInfo] = []
-    reason = ""
-    async for piece in answer.pieces():
-        text.append(piece.text)
-        tokens += piece.tokens
-        reason = piece.reason
-    return TextPiece("".join(text), tokens, reason)
-
-
 async def side_by_side(answers: Sequence[TextAnswer], *, whole: bool) -> AsyncIterator[tuple[TextAnswer, TextPiece]]:
     """The pieces of all answers, each as soon as it comes. ``whole``: each answer in one piece."""
     if len(answers) == 1 and not whole:
@@ -455,7 +403,7 @@ async def side_by_side(answers: Sequence[TextAnswer], *, whole: bool) -> AsyncIt
     async def follow(answer: TextAnswer) -> None:
         try:
             if whole:
-                come.put_nowait((answer, await collected(answer)))
+                come.put_nowait((answer, await answer.collected()))
                 return
             async for piece in answer.pieces():
                 come.put_nowait((answer, piece))

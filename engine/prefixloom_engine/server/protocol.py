@@ -1,4 +1,4 @@
-"""The protocol: what a client may ask, as OpenAI's API names it, and the errors that it gets.
+"""The protocol: what bodies have in common, as OpenAI's API names it, and the errors that clients get.
 
 Fields that the API has and this server does not serve are refused where they ask for something, and taken where they do
 not, since clients send them with their neutral values. Unknown fields are ignored, as most servers do.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 MOST_CHOICES = 128
 MOST_ALTERNATIVES = 20
@@ -18,6 +18,17 @@ MOST_STOP_TOKENS = 1024
 T = TypeVar("T")
 Several = Annotated[list[T], Field(fail_fast=True)]
 """A list, of which the first wrong item is told. An error for each of a million wrong items would take minutes."""
+
+
+def _neutral(value: Any) -> Any:
+    if value:
+        raise ValueError("it is not served by this server: leave it out")
+    return value
+
+
+Unserved = Annotated[T | None, AfterValidator(_neutral)]
+"""A field of the API that asks for nothing, or is refused."""
+Salt = Annotated[str, Field(max_length=512)]
 
 
 class ApiError(Exception):
@@ -38,7 +49,7 @@ class ApiError(Exception):
 KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
-class Body(BaseModel):
+class StrictModel(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore")
 
     @model_validator(mode="before")
@@ -48,14 +59,43 @@ class Body(BaseModel):
         return {name: each for name, each in given.items() if each is not None} if isinstance(given, dict) else given
 
 
-class StreamOptions(Body):
+class Body(StrictModel):
+    """A body of JSON. What reads it asks for the properties; what answers it gets it ``without_prompts``."""
+
+    model: str | None = None
+
+    @property
+    def prompts(self) -> list[Any]:
+        """The prompts as text or as tokens."""
+        return []
+
+    @property
+    def echoes(self) -> bool:
+        """Whether the text of the prompts is a part of the answer."""
+        return False
+
+    @property
+    def most_tokens(self) -> int | None:
+        """The tokens of an answer; 0: none is asked for; None: the body does not say."""
+        return 0
+
+    @property
+    def answers(self) -> int:
+        """The number of answers that are asked for."""
+        return len(self.prompts)
+
+    def without_prompts(self) -> Body:
+        """Return the body without what may be large and nobody needs once the prompts are tokens."""
+        return self
+
+
+class StreamOptions(StrictModel):
     include_usage: bool = False
 
 
 class SampledBody(Body):
-    """What chats and completions have in common. The last six are additions to the API, which others have too."""
+    """What asks a model for answers. The last five fields are additions to the API, which others have too."""
 
-    model: str | None = None
     n: int = Field(1, ge=1, le=MOST_CHOICES)
     temperature: float | None = Field(None, ge=0, le=100, allow_inf_nan=False)
     top_p: float | None = Field(None, gt=0, le=1)
@@ -63,11 +103,11 @@ class SampledBody(Body):
     stop: str | Several[str] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: dict[str, Any] | None = None
+    presence_penalty: Unserved[float] = None
+    frequency_penalty: Unserved[float] = None
+    logit_bias: Unserved[dict[str, Any]] = None
     user: str | None = None
-    cache_salt: str = Field("", max_length=512)
+    cache_salt: Salt = ""
     priority: int = Field(0, ge=-(2**31), lt=2**31)
     ttl: float | None = Field(None, ge=0, lt=2**31, allow_inf_nan=False)
     ignore_eos: bool = False
@@ -75,9 +115,6 @@ class SampledBody(Body):
 
     @model_validator(mode="after")
     def _served(self) -> SampledBody:
-        for name in ("presence_penalty", "frequency_penalty", "logit_bias"):
-            if getattr(self, name):
-                raise ValueError(f"{name} is not served by this server: leave it out")
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options goes with stream: true alone")
         if not all(0 < len(stop) <= LONGEST_STOP for stop in self.stops) or len(self.stops) > MOST_STOPS:
@@ -92,39 +129,21 @@ class SampledBody(Body):
     def include_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
 
-
-class CompletionAsked(SampledBody):
-    """The body of ``/v1/completions``."""
-
-    prompt: str | Several[str] | Several[int] | Several[Several[int]]
-    max_tokens: int = Field(16, ge=1)
-    logprobs: int | None = Field(None, ge=0, le=MOST_ALTERNATIVES)
-    echo: bool = False
-    best_of: int | None = None
-    suffix: str | None = None
-
-    @model_validator(mode="after")
-    def _plain(self) -> CompletionAsked:
-        if self.suffix:
-            raise ValueError("suffix is not served by this server: leave it out")
-        if self.best_of is not None and self.best_of != self.n:
-            raise ValueError("best_of is not served by this server: leave it out, and ask for n choices")
-        if self.echo and self.logprobs is not None:
-            raise ValueError("echo goes without logprobs: those of the prompt are not computed")
-        if not self.prompt or not (isinstance(self.prompt[0], int) or all(self.prompt)):
-            raise ValueError("prompt: it has at least one token")
-        return self
+    @property
+    def answers(self) -> int:
+        return self.n * max(1, len(self.prompts))
 
     @property
-    def most_tokens(self) -> int:
-        return self.max_tokens
+    def alternatives(self) -> int | None:
+        """The likeliest tokens that are told beside each token of an answer; None: no log-probability is told."""
+        raise NotImplementedError
 
 
-class Url(Body):
+class Url(StrictModel):
     url: str
 
 
-class ContentPart(Body):
+class ContentPart(StrictModel):
     type: Literal["text", "image_url"]
     text: str = ""
     image_url: Url | None = None
@@ -144,47 +163,21 @@ class Message(BaseModel):
     tool_calls: Several[dict[str, Any]] | None = None
 
 
-class ResponseFormat(Body):
-    type: str
+class TemplatedBody(Body):
+    """What a chat template may make a prompt of."""
 
-
-class ChatAsked(SampledBody):
-    """The body of ``/v1/chat/completions``."""
-
-    messages: Several[Message] = Field(min_length=1)
-    max_tokens: int | None = Field(None, ge=1)
-    max_completion_tokens: int | None = Field(None, ge=1)
-    logprobs: bool | None = None
-    top_logprobs: int | None = Field(None, ge=0, le=MOST_ALTERNATIVES)
-    tools: Several[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
-    response_format: ResponseFormat | None = None
-    modalities: Several[str] | None = None
-    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
-
-    @model_validator(mode="after")
-    def _spoken(self) -> ChatAsked:
-        if self.top_logprobs is not None and not self.logprobs:
-            raise ValueError("top_logprobs goes with logprobs: true alone")
-        if self.tool_choice not in (None, "auto", "none"):
-            raise ValueError("tool_choice is auto or none: this server cannot make a model call a tool")
-        if self.response_format is not None and self.response_format.type != "text":
-            raise ValueError("response_format is text: this server does not constrain what a model says")
-        if self.modalities not in (None, ["text"]):
-            raise ValueError("modalities is text alone")
-        return self
-
-    @property
-    def most_tokens(self) -> int | None:
-        return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
-
-
-class TokenizeAsked(Body):
-    model: str | None = None
-    prompt: str | None = None
     messages: Several[Message] | None = None
     tools: Several[dict[str, Any]] | None = None
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def offered(self) -> list[dict[str, Any]]:
+        """The tools that the model may call."""
+        return self.tools or []
+
+
+class TokenizeAsked(TemplatedBody):
+    prompt: str | Several[int] | None = None
 
     @model_validator(mode="after")
     def _one(self) -> TokenizeAsked:
@@ -192,18 +185,28 @@ class TokenizeAsked(Body):
             raise ValueError("give one of prompt and messages")
         return self
 
+    @property
+    def prompts(self) -> list[Any]:
+        return [] if self.prompt is None else [self.prompt]
+
 
 class ExplainAsked(TokenizeAsked):
     """``namespace``: an administrator's, in place of the tenant's own."""
 
-    prompt: str | Several[int] | None = None  # type: ignore[assignment]
-    cache_salt: str = Field("", max_length=512)
+    cache_salt: Salt = ""
     namespace: str | None = None
 
 
 class DetokenizeAsked(Body):
-    model: str | None = None
     tokens: Several[int]
+
+    @property
+    def prompts(self) -> list[Any]:
+        return [self.tokens]
+
+    @property
+    def echoes(self) -> bool:
+        return True
 
 
 class StoreAsked(Body):
@@ -211,7 +214,7 @@ class StoreAsked(Body):
 
 
 def refused(error: ValidationError) -> ApiError:
-    """The first thing that is wrong with a body, in the API's own shape."""
+    """Return the first thing that is wrong with a body, in the API's own shape."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     place = ".".join(str(each) for each in first["loc"]) or None
     message = first["msg"].removeprefix("Value error, ")

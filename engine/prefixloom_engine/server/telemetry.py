@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from prefixloom import CompositionError
 
+from .endpoints import FORMS
 from .worker import EngineWorker, PendingAnswer
 
 if TYPE_CHECKING:
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 log = logging.getLogger("prefixloom.server")
-OPERATIONS = {"/v1/chat/completions": "chat", "/v1/completions": "text_completion"}
-"""By path: the operation, as the conventions for generative AI call it. Of other paths there are no spans."""
+OPERATIONS = {form.path: form.operation for form in FORMS}
+"""By path: the operation. Of other paths there are no spans."""
 CARRIED = (b"traceparent", b"tracestate")
 
 asking: ContextVar[tuple[str, Any] | None] = ContextVar("asking", default=None)

@@ -20,8 +20,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from prefixloom import CompositionError, InputError
 from prefixloom_engine.hf import HFModel, load
 from prefixloom_engine.hf.text import FolderTokenizer, WindowDetokenizer, load_tokenizer
-from prefixloom_engine.server.answers import ChatForm, TextPiece
-from prefixloom_engine.server.protocol import ChatAsked
+from prefixloom_engine.server.endpoints.chats import ChatAsked, ChatForm
+from prefixloom_engine.server.endpoints.form import TextPiece
+from prefixloom_engine.server.reading.bodies import ReadBody
 from prefixloom_engine.server.reading.processes import TextProcesses
 from tests.support.hf_texts import byte_tokenizer
 from tests.support.servers import RunningServer, serving
@@ -150,8 +151,11 @@ def test_tools_reach_the_template_and_their_calls_come_back_apart(folder: Path) 
     knowing.response_template = RESPONSE
     tokenizer = FolderTokenizer(knowing)
     assert tokenizer.parses
-    asked = ChatAsked.model_validate({"messages": messages, "tools": TOOLS})
-    form = ChatForm("m", "fp", asked, tokenizer, prompt.tokens)
+
+    def form_of(body: dict[str, Any]) -> ChatForm:
+        return ChatForm("m", "fp", ReadBody(ChatAsked.model_validate(body), [prompt], []), tokenizer)
+
+    form = form_of({"messages": messages, "tools": TOOLS})
     said = 'Let me see.<tool_call>{"name": "weather", "arguments": {"city": "Köln"}}</tool_call>'
 
     class Answered:
@@ -166,8 +170,7 @@ def test_tools_reach_the_template_and_their_calls_come_back_apart(folder: Path) 
     Answered.cut = True
     stopped = form.choice(Answered(), TextPiece("Let me", (), "stop"))  # type: ignore[arg-type]
     assert (stopped["message"]["content"], stopped["finish_reason"]) == ("Let me", "stop")
-    plain = ChatForm("m", "fp", ChatAsked.model_validate({"messages": messages}), tokenizer, prompt.tokens)
-    assert not plain.parses
+    assert not form_of({"messages": messages}).parses
 
 
 def test_tokens_come_as_whole_characters(folder: Path) -> None:

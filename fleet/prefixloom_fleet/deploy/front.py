@@ -29,7 +29,8 @@ from prefixloom import InputError, PrefixloomError
 from prefixloom_engine.server.access import Access, read_tenants
 from prefixloom_engine.server.app import CLIENT_LEFT, PREFILL_HEADER, BodyMemory, Limits, body_bytes, sent, told
 from prefixloom_engine.server.command import hosts_of, name_of, text_of
-from prefixloom_engine.server.protocol import ApiError, ChatAsked, CompletionAsked
+from prefixloom_engine.server.endpoints import FORMS
+from prefixloom_engine.server.protocol import ApiError
 from prefixloom_engine.server.reading.bodies import Bounds
 from prefixloom_engine.server.reading.processes import TextProcesses
 
@@ -126,8 +127,7 @@ class Front:
     async def _routing(self, request: Request, call: HttpCall) -> RoutingRequest:
         """What the router is told. Of what a replica will refuse, nothing: it may go anywhere."""
         session = request.headers.get(self._config.session, "")
-        kinds: dict[str, Any] = {"/v1/chat/completions": ChatAsked, "/v1/completions": CompletionAsked}
-        kind = kinds.get(call.path)
+        kind = next((form.body for form in FORMS if form.path == call.path), None)
         if kind is None or len(call.body) > LONGEST_CHOICE:
             return RoutingRequest((), 0, session=session)
         tenant = self._access.tenant(request.headers.get("authorization"))

@@ -10,6 +10,7 @@ import io
 import json
 import pickle
 import re
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,13 +21,14 @@ from prefixloom import InputError, encode
 
 from ...contract.requests import shown
 from ...contract.texts import ChatPrompt, Tokenizer
-from .. import protocol
-from ..protocol import ApiError, Body, DetokenizeAsked, SampledBody, refused
+from ..protocol import ApiError, Body, TemplatedBody, refused
 
 MOST_ITEMS = 1 << 16
 """How many lists, objects and fields a body may have: parsed, a list takes a hundred times the memory of its text."""
 MOST_TOOLS = 1 << 20
 """How many characters the tools of a chat may have."""
+SERVER = __name__.rpartition(".reading")[0]
+"""The package whose bodies come back from a reader."""
 LISTED_TOKEN = 40
 """The memory of a token in a list."""
 STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)', re.DOTALL)
@@ -70,14 +72,19 @@ class Bounds:
             )  # fmt: skip
         return min(left, self.answer) if asked is None else asked
 
-    def check(self, asked: Body, prompts: Sequence[str | Sequence[int]]) -> None:
+    def check(self, asked: Body) -> None:
         """Refuse what needs no tokenizer to be refused."""
-        count = len(prompts) * (asked.n if isinstance(asked, SampledBody) else 1)
-        if count > self.answers:
-            raise InputError(f"{count} answers are asked for at once, and this server takes {self.answers} at most")
-        for prompt in prompts:
+        self.check_model(asked.model)
+        if asked.answers > self.answers:
+            raise InputError(
+                f"{asked.answers} answers are asked for at once, and this server takes {self.answers} at most"
+            )
+        for prompt in asked.prompts:
             if not isinstance(prompt, str) and not all(0 <= token < self.vocabulary for token in prompt):
                 raise ApiError(400, f"the model's tokens are from 0 to {self.vocabulary - 1}")
+        tools = asked.tools if isinstance(asked, TemplatedBody) else None
+        if tools and len(json.dumps(tools, ensure_ascii=False)) > MOST_TOOLS:
+            raise ApiError(400, f"tools has more than {MOST_TOOLS} characters", param="tools")
 
 
 @attrs.frozen
@@ -105,45 +112,22 @@ def read(
         asked = kind.model_validate_json(data)
     except ValidationError as error:
         raise refused(error) from None
-    bounds.check_model(getattr(asked, "model", None))
-    given = _prompts(asked)
-    bounds.check(asked, given)
-    tools = getattr(asked, "tools", None) or []
-    if tools and len(json.dumps(tools, ensure_ascii=False)) > MOST_TOOLS:
-        raise ApiError(400, f"tools has more than {MOST_TOOLS} characters", param="tools")
-    if messages := getattr(asked, "messages", None):
-        told = [each.model_dump(exclude_none=True) for each in messages]
+    bounds.check(asked)
+    if isinstance(asked, TemplatedBody) and asked.messages:
+        told = [each.model_dump(exclude_none=True) for each in asked.messages]
         parts = (part for each in told if not isinstance(each.get("content", ""), str) for part in each["content"])
         if not images and any(part["type"] != "text" for part in parts):
             return None
-        offered = [] if getattr(asked, "tool_choice", None) == "none" else tools
-        made = [tokenizer.chat(told, offered, getattr(asked, "chat_template_kwargs", {}))]
+        made = [tokenizer.chat(told, asked.offered, asked.chat_template_kwargs)]
     else:
-        made = [ChatPrompt(tokenizer.encode(each) if isinstance(each, str) else list(each)) for each in given]
+        made = [ChatPrompt(tokenizer.encode(each) if isinstance(each, str) else list(each)) for each in asked.prompts]
     for prompt in made:
-        bounds.room(len(prompt.tokens), getattr(asked, "most_tokens", 0))
+        bounds.room(len(prompt.tokens), asked.most_tokens)
     if sum(prompt.bytes for prompt in made) > bounds.inputs:
         raise ApiError(400, f"the images of a request are {bounds.inputs} bytes at most, as the model is given them")
-    echoes = getattr(asked, "echo", isinstance(asked, DetokenizeAsked))
-    texts = [each if isinstance(each, str) else tokenizer.decode(each) for each in given if echoes]
-    left: dict[str, Any] = {
-        "prompt": "",
-        "messages": [],
-        "tokens": [],
-        "chat_template_kwargs": {},
-        "logit_bias": None,
-        "user": None,
-    }
-    kept = {name: each for name, each in left.items() if name in kind.model_fields}
-    return ReadBody(asked.model_copy(update=kept), made, texts)
-
-
-def _prompts(asked: Any) -> list[Any]:
-    """Return the prompts that a body has as text or as tokens."""
-    given = asked.tokens if isinstance(asked, DetokenizeAsked) else getattr(asked, "prompt", None)
-    if given is None:
-        return []
-    return [given] if isinstance(given, str) or not given or isinstance(given[0], int) else given
+    echoed = asked.prompts if asked.echoes else []
+    texts = [each if isinstance(each, str) else tokenizer.decode(each) for each in echoed]
+    return ReadBody(asked.without_prompts(), made, texts)
 
 
 # ---------------------------------------------------------------- between the processes
@@ -181,7 +165,10 @@ class Plain(pickle.Unpickler):
     """Loads plain data and bodies alone, since who sends it has worked on what a stranger sent."""
 
     def find_class(self, module: str, name: str) -> Any:
-        kind = getattr(protocol, name, None) if module == protocol.__name__ else None
+        ours = module.startswith(f"{SERVER}.")
+        kind = (
+            getattr(sys.modules.get(module), name, None) if ours else None
+        )  # a module that is not known is not loaded
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             return kind
         raise pickle.UnpicklingError(f"{module}.{name} is no part of what was read")
