@@ -63,11 +63,11 @@ max-running = 2
     assert (config.role, config.prefill, config.prefill_policy) == ("decode", 3, "least-loaded")
     settings = config.settings_of("decode")
     assert settings.args.model == str(tmp_path.resolve() / "weights") and settings.args.events is None
-    assert settings.numbers["max_queue"] == 3 and settings.sizes["memory"] == 4 << 30
+    assert settings.numbers["max_queue"] == 3 and settings.numbers["memory"] == 4 << 30
     assert settings.prefill == [], "the addresses come later"
     other = config.settings_of("prefill")
     assert other.args.model == settings.args.model and other.args.store == "redis://127.0.0.1:6379/0"
-    assert (other.sizes["memory"], other.numbers["max_running"], other.numbers["max_queue"]) == (1 << 30, 2, 3)
+    assert (other.numbers["memory"], other.numbers["max_running"], other.numbers["max_queue"]) == (1 << 30, 2, 3)
 
 
 def test_with_prefill_replicas_the_others_are_chosen_by_room_unless_the_file_says_how() -> None:

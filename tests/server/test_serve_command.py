@@ -172,7 +172,7 @@ def test_limits_are_by_default_those_of_a_server_in_python() -> None:
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     told, limits = settings_of(parser.parse_args([])), Limits()
-    assert (told.sizes["max_body"], told.sizes["max_bodies"]) == (limits.body, limits.bodies)
+    assert (told.numbers["max_body"], told.numbers["max_bodies"]) == (limits.body, limits.bodies)
     assert [told.numbers[name] for name in ("timeout", "max_answer", "drain")] == [
         limits.seconds, limits.answer, limits.drain_seconds,
     ]  # fmt: skip

@@ -20,30 +20,13 @@ from prefixloom.connections import read_keys
 from ..serving.interrupts import reraise_interrupts
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp
-
     from ..contract.model import Model
     from ..contract.texts import Tokenizer
+    from ..serving.driving import DrivenEngine
+    from ..serving.engine import Engine
     from .access import Hosts
-    from .app import Server
     from .reading.processes import TextProcesses
 
-NUMBERS = {
-    "port": (0, 65535),
-    "page_size": (1, 4096),
-    "max_running": (1, 4096),
-    "max_queue": (0, 1 << 20),
-    "chunk": (1, 1 << 20),
-    "speculate": (0, 16),
-    "threads": (1, 1024),
-    "max_answer": (1, 1 << 20),
-    "seed": (0, 1 << 62),
-    "timeout": (1, 1 << 20),
-    "drain": (0, 1 << 20),
-    "context": (1, 1 << 31),
-}
-"""The least and the greatest value of each option that is a whole number."""
-SIZES = ("memory", "host_memory", "max_body", "max_bodies", "trace_size", "record_size")
 LAST_SECONDS = 5
 """How long clients may take to read the error of an answer that the end of the server has cut."""
 MOST_FILES = 1 << 16
@@ -53,90 +36,123 @@ OBSERVERS = "prefixloom.observers"
 ``in_clear``."""
 
 
+SIZE = (1, 1 << 63)
+"""What an option takes that is a number of bytes, such as 8GiB."""
+
+
+@attrs.frozen
+class Option:
+    """An option ``--name`` of the command. ``takes``: the least and the greatest of a whole number; None: a text."""
+
+    name: str
+    help: str
+    default: str | None = None
+    metavar: str | None = None
+    takes: tuple[int, int] | None = None
+    choices: tuple[str, ...] | None = None
+
+    def add_to(self, group: Any) -> None:
+        """Add it to a parser, as a text: ``settings_of`` converts numbers, since argparse prints the whole usage."""
+        shown = None if self.takes is None else "SIZE" if self.takes == SIZE else "N"
+        more = f" (default: {self.default})" if self.default else ""
+        group.add_argument(
+            f"--{self.name}", default=self.default, help=self.help + more, metavar=self.metavar or shown,
+            choices=self.choices,
+        )  # fmt: skip
+
+    def number(self, text: str) -> int:
+        """Return the number that a text is."""
+        if self.takes == SIZE:
+            return parse_memory(text, f"--{self.name}")
+        assert self.takes is not None
+        low, high = self.takes
+        try:
+            found = int(text)
+        except ValueError:
+            raise InputError(f"--{self.name} takes a whole number, got {text!r}") from None
+        if not low <= found <= high:
+            raise InputError(f"--{self.name} must be from {low} to {high}, got {text}")
+        return found
+
+
+OPTIONS = {
+    "the model": (
+        Option("model", "of a Hugging Face model (default: the built-in one)", metavar="FOLDER"),
+        Option("name", "of the model, as clients call it (default: the folder's)"),
+        Option("dtype", "of its weights; auto: as in its config", "auto"),
+        Option("device", "cpu, cuda or cuda:N", "cpu"),
+        Option("seed", "of the built-in model's random weights", "0", takes=(0, 1 << 62)),
+        Option("context", "tokens of a prompt and its answer (default: as in its config)", takes=(1, 1 << 31)),
+        Option("threads", "of torch on a CPU (default: as torch decides)", takes=(1, 1024)),
+    ),
+    "the cache": (
+        Option("memory", "of the cache on the device", "1GiB", takes=SIZE),
+        Option(
+            "traffic",
+            "typical requests, for which memory is divided, such as prompt=4096,output=512,shared=0.5 (the default)",
+            "", "NAME=NUMBER,...",
+        ),
+        Option("page-size", "tokens of a page", "16", takes=(1, 4096)),
+        Option("host-memory", "of the host, for what the device cannot hold", takes=SIZE),
+        Option(
+            "store", "behind the host's memory, such as file:/var/cache/prefixes or redis://HOST:6379/0", metavar="URL"
+        ),
+        Option(
+            "store-keep", "what is written to the store: all, what was hit twice, or what the host is about to lose",
+            "through", choices=("through", "selective", "back"),
+        ),
+        Option(
+            "events", "publish what is cached for routers, such as at tcp://127.0.0.1:5557", metavar="ENDPOINT"
+        ),
+        Option("events-keys", "with the keys of both sides: only who has them may follow", metavar="FILE"),
+    ),
+    "prefill apart from decode": (
+        Option("prefill", "of servers that compute prompts, such as tcp://127.0.0.1:5600", metavar="ADDRESS,..."),
+        Option("as-prefill", "compute prompts for servers that connect there", metavar="ADDRESS"),
+        Option("prefill-keys", "with the keys of both sides, for other machines", metavar="FILE"),
+        Option("prefill-mover", "moves content past the connection", choices=("nixl",)),
+    ),
+    "serving": (
+        Option("host", "address to listen at", "127.0.0.1"),
+        Option("allow-host", "further names of this server, as behind a proxy; *: any", "", "NAME,..."),
+        Option("port", "0: any that is free", "8000", takes=(0, 65535)),
+        Option("keys", "the keys of tenants, in TOML (default: nobody needs one)", metavar="FILE"),
+        Option("max-running", "answers at once", "16", takes=(1, 4096)),
+        Option("max-queue", "requests that may wait", "1024", takes=(0, 1 << 20)),
+        Option("chunk", "tokens of one step", "512", takes=(1, 1 << 20)),
+        Option("speculate", "tokens guessed ahead", "0", takes=(0, 16)),
+        Option("max-body", "of a request", "8MiB", takes=SIZE),
+        Option("max-bodies", "of all requests that are read at once", "256MiB", takes=SIZE),
+        Option("max-answer", "tokens, if a chat does not say how many", "2048", takes=(1, 1 << 20)),
+        Option("otlp", "a collector of OpenTelemetry for the span of each request", metavar="URL"),
+        Option("trace", "write what the engine does, for ui.perfetto.dev", metavar="FILE"),
+        Option("trace-size", "the trace ends there", "1GiB", takes=SIZE),
+        Option("record", "write what the cache is asked, without text, for `prefixloom replay`", metavar="FILE"),
+        Option("record-size", "the recording ends there", "1GiB", takes=SIZE),
+        Option("timeout", "seconds of an answer", "600", "S", (1, 1 << 20)),
+        Option("drain", "seconds that the end waits for answers and store", "30", "S", (0, 1 << 20)),
+    ),
+}  # fmt: skip
+"""The options that take a value, by group."""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    # ``settings_of`` converts the numbers: argparse would print the whole usage with every mistake.
-    model = parser.add_argument_group("the model")
-    model.add_argument("--model", metavar="FOLDER", help="of a Hugging Face model (default: the built-in one)")
-    model.add_argument("--name", help="of the model, as clients call it (default: the folder's)")
-    model.add_argument("--dtype", default="auto", help="of its weights (default: as in its config)")
-    model.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (default: cpu)")
-    model.add_argument("--seed", default="0", metavar="N", help="of the built-in model's random weights (default: 0)")
-    model.add_argument("--context", metavar="N", help="tokens of a prompt and its answer (default: as in its config)")
-    model.add_argument("--threads", metavar="N", help="of torch on a CPU (default: as torch decides)")
-    cache = parser.add_argument_group("the cache")
-    cache.add_argument("--memory", default="1GiB", metavar="SIZE", help="of the cache on the device (default: 1GiB)")
-    cache.add_argument(
-        "--traffic", metavar="NAME=NUMBER,...", default="",
-        help="typical requests, for which memory is divided, such as prompt=4096,output=512,shared=0.5 (the default)",
-    )  # fmt: skip
-    cache.add_argument("--page-size", default="16", metavar="N", help="tokens of a page (default: 16)")
-    cache.add_argument("--host-memory", metavar="SIZE", help="of the host, for what the device cannot hold")
-    cache.add_argument(
-        "--store",
-        metavar="URL",
-        help="behind the host's memory, such as file:/var/cache/prefixes or redis://HOST:6379/0",
-    )
-    cache.add_argument(
-        "--store-keep", default="through", choices=("through", "selective", "back"),
-        help="what is written to the store: all, what was hit twice, or what the host is about to lose",
-    )  # fmt: skip
-    cache.add_argument(
-        "--events", metavar="ENDPOINT", help="publish what is cached for routers, such as at tcp://127.0.0.1:5557"
-    )
-    cache.add_argument(
-        "--events-keys", metavar="FILE", help="with the keys of both sides: only who has them may follow"
-    )
-    cache.add_argument(
-        "--events-in-clear",
-        action="store_true",
+    for title, options in OPTIONS.items():
+        group = parser.add_argument_group(title)
+        for option in options:
+            option.add_to(group)
+    parser.add_argument(
+        "--events-in-clear", action="store_true",
         help="publish to whoever reaches the port, which has all prompts' tokens",
-    )
-    apart = parser.add_argument_group("prefill apart from decode")
-    apart.add_argument(
-        "--prefill", metavar="ADDRESS,...", help="of servers that compute prompts, such as tcp://127.0.0.1:5600"
-    )
-    apart.add_argument("--as-prefill", metavar="ADDRESS", help="compute prompts for servers that connect there")
-    apart.add_argument("--prefill-keys", metavar="FILE", help="with the keys of both sides, for other machines")
-    apart.add_argument("--prefill-mover", choices=("nixl",), help="moves content past the connection")
-    serving = parser.add_argument_group("serving")
-    serving.add_argument("--host", default="127.0.0.1", help="address to listen at (default: 127.0.0.1)")
-    serving.add_argument(
-        "--allow-host", metavar="NAME,...", default="", help="further names of this server, as behind a proxy; *: any"
-    )
-    serving.add_argument("--port", default="8000", metavar="N", help="default: 8000; 0: any that is free")
-    serving.add_argument("--keys", metavar="FILE", help="the keys of tenants, in TOML (default: nobody needs one)")
-    serving.add_argument("--max-running", default="16", metavar="N", help="answers at once (default: 16)")
-    serving.add_argument("--max-queue", default="1024", metavar="N", help="requests that may wait (default: 1024)")
-    serving.add_argument("--chunk", default="512", metavar="N", help="tokens of one step (default: 512)")
-    serving.add_argument("--speculate", default="0", metavar="N", help="tokens guessed ahead (default: 0)")
-    serving.add_argument("--max-body", default="8MiB", metavar="SIZE", help="of a request (default: 8MiB)")
-    serving.add_argument(
-        "--max-bodies", default="256MiB", metavar="SIZE", help="of all requests that are read at once (default: 256MiB)"
-    )
-    serving.add_argument(
-        "--max-answer", default="2048", metavar="N", help="tokens, if a chat does not say how many (default: 2048)"
-    )
-    serving.add_argument(
+    )  # fmt: skip
+    parser.add_argument(
         "--no-insight", dest="insight", action="store_false", help="no metrics, no page, and no history of misses"
-    )
-    serving.add_argument("--otlp", metavar="URL", help="a collector of OpenTelemetry for the span of each request")
-    serving.add_argument("--trace", metavar="FILE", help="write what the engine does, for ui.perfetto.dev")
-    serving.add_argument("--trace-size", default="1GiB", metavar="SIZE", help="the trace ends there (default: 1GiB)")
-    serving.add_argument(
-        "--record", metavar="FILE", help="write what the cache is asked, without text, for `prefixloom replay`"
-    )
-    serving.add_argument(
-        "--record-size", default="1GiB", metavar="SIZE", help="the recording ends there (default: 1GiB)"
-    )
-    serving.add_argument("--timeout", default="600", metavar="S", help="seconds of an answer (default: 600)")
-    serving.add_argument(
-        "--drain", default="30", metavar="S", help="seconds that the end waits for answers and store (default: 30)"
     )
 
 
 @attrs.frozen
 class ServeSettings:
-    """The options, checked and converted: ``numbers`` and ``sizes`` by name.
+    """The options, checked and converted: ``numbers``, sizes included, by name.
 
     ``traffic``  what memory is divided for
     ``prefill``  the addresses of prefill servers; None: prompts are computed here
@@ -144,32 +160,23 @@ class ServeSettings:
 
     args: argparse.Namespace
     numbers: dict[str, int]
-    sizes: dict[str, int]
     traffic: Traffic
     prefill: list[str] | None = None
 
 
 def settings_of(args: argparse.Namespace) -> ServeSettings:
+    """Check and convert the options. ``InputError``: one of them is wrong, or two do not fit."""
     numbers = {}
-    for name, (low, high) in NUMBERS.items():
-        text, option = getattr(args, name), "--" + name.replace("_", "-")
-        if text is None:
-            continue
-        try:
-            numbers[name] = int(text)
-        except ValueError:
-            raise InputError(f"{option} takes a whole number, got {text!r}") from None
-        if not low <= numbers[name] <= high:
-            raise InputError(f"{option} must be from {low} to {high}, got {text}")
-    sizes = {}
-    for name in SIZES:
-        if getattr(args, name) is not None:
-            sizes[name] = parse_memory(getattr(args, name), "--" + name.replace("_", "-"))
-    if args.store is not None and "host_memory" not in sizes:
+    for option in (each for options in OPTIONS.values() for each in options):
+        name = option.name.replace("-", "_")
+        text = getattr(args, name)
+        if option.takes is not None and text is not None:
+            numbers[name] = option.number(text)
+    if args.store is not None and args.host_memory is None:
         raise InputError("--store stands behind the host's memory: give --host-memory as well, such as 8GiB")
     check_events(args)
     traffic = Traffic.parse(args.traffic, running=numbers["max_running"], chunk=numbers["chunk"])
-    return ServeSettings(args, numbers, sizes, traffic, prefill_addresses(args))
+    return ServeSettings(args, numbers, traffic, prefill_addresses(args))
 
 
 def check_events(args: argparse.Namespace) -> None:
@@ -235,7 +242,7 @@ def run(args: argparse.Namespace) -> int:
     return _serve(settings)
 
 
-@attrs.frozen
+@attrs.define
 class Assembled:
     """A server that is ready to be run.
 
@@ -245,12 +252,12 @@ class Assembled:
     ``set_peers``  tells it the addresses of prefill servers, in the engine's thread
     """
 
-    app: ASGIApp
-    server: Server
     about: str
-    publisher: Any
-    prefill_at: str
-    set_peers: Callable[[list[str]], None]
+    app: Any = None
+    server: Any = None
+    publisher: Any = None
+    prefill_at: str = ""
+    set_peers: Callable[[list[str]], None] = lambda addresses: None
 
 
 def assembled(settings: ServeSettings, failed: Callable[[BaseException], None]) -> Assembled:
@@ -270,7 +277,6 @@ def assembled(settings: ServeSettings, failed: Callable[[BaseException], None]) 
 
 def _assembled(settings: ServeSettings, failed: Callable[[BaseException], None], texts: TextProcesses) -> Assembled:
     from ..contract.observer import Observer, Polled
-    from ..serving.driving import DrivenEngine
     from ..serving.engine import Engine
     from ..tracing.trace import Trace
     from .access import Access, read_tenants
@@ -278,72 +284,46 @@ def _assembled(settings: ServeSettings, failed: Callable[[BaseException], None],
     from .app import Limits, Server, make_app
     from .worker import EngineWorker
 
-    args, numbers, sizes = settings.args, settings.numbers, settings.sizes
+    args, numbers = settings.args, settings.numbers
     access = Access() if args.keys is None else read_tenants(Path(args.keys))
-    trace = None if args.trace is None else Trace(args.trace, size=sizes["trace_size"])
+    observers: list[Observer] = []
+    closing: list[Callable[[], None]] = []
+    if args.trace is not None:
+        trace = Trace(args.trace, size=numbers["trace_size"])
+        observers.append(trace)
+        closing.append(trace.close)
     model, about = model_of(args)
+    made = Assembled(about)
     identity = getattr(model, "identity", None)
     tier = None
-    if "host_memory" in sizes:
-        tier = make_component("hicache", "host", memory=sizes["host_memory"], identity=identity, keep=args.store_keep)
+    if args.host_memory is not None:
+        tier = make_component("hicache", "host", memory=numbers["host_memory"], identity=identity, keep=args.store_keep)
     store = AttachedStore(tier)
     make_publisher = None if args.events is None else observer_named("events")
-    observers: list[Observer] = [] if trace is None else [trace]
-    closing: list[Callable[[], None]] = [] if trace is None else [trace.close]
-    publishers: list[Any] = []
-    set_peers: list[Callable[[list[str]], None]] = []
-    prefill_at: list[str] = []
-
-    def apart(engine: Engine) -> DrivenEngine:
-        """The engine with the processes that compute for it, or for which it computes."""
-        if settings.prefill is None and args.as_prefill is None:
-            return engine
-        from ..disaggregation import DecodeEngine, PrefillServer
-
-        mover = None
-        if args.prefill_mover is not None:
-            from ..disaggregation.nixl_mover import NixlMover
-
-            mover = NixlMover()
-            closing.append(mover.close)
-        if settings.prefill is not None:
-            decode = DecodeEngine(engine, settings.prefill, keys=args.prefill_keys, mover=mover)
-            set_peers.append(decode.set_peers)
-            return decode
-        prefill = PrefillServer(engine, args.as_prefill, keys=args.prefill_keys, mover=mover)
-        prefill_at.append(prefill.address)
-        return prefill
 
     def make() -> DrivenEngine:
         cache = compose(
-            model.config,
-            plugins=[] if tier is None else [tier],
-            memory=sizes["memory"],
-            page_size=numbers["page_size"],
-            traffic=settings.traffic,
-            device=args.device,
-            policy="priority",
-            shares=access.cache_shares,
-            max_rewind=numbers["speculate"],
-        )
+            model.config, plugins=[] if tier is None else [tier], memory=numbers["memory"],
+            page_size=numbers["page_size"], traffic=settings.traffic, device=args.device, policy="priority",
+            shares=access.cache_shares, max_rewind=numbers["speculate"],
+        )  # fmt: skip
         if args.store is not None:
             store.attach(args.store)
         if make_publisher is not None:
-            publisher = make_publisher(cache, args.events, keys=args.events_keys, in_clear=args.events_in_clear)
-            publishers.append(publisher)
-            observers.append(Polled(publisher.poll))
-            closing.append(publisher.close)
+            made.publisher = make_publisher(cache, args.events, keys=args.events_keys, in_clear=args.events_in_clear)
+            observers.append(Polled(made.publisher.poll))
+            closing.append(made.publisher.close)
         if args.record is not None:
             from prefixloom.lab import record
 
-            cache = recorded = record(cache, args.record, size=sizes["record_size"])
+            cache = recorded = record(cache, args.record, size=numbers["record_size"])
             closing.append(recorded.finish)
         engine = Engine(
             model, cache, chunk=numbers["chunk"], max_running=numbers["max_running"], policy="priority",
             speculate=numbers["speculate"], observers=observers, shares=access.shares,
         )  # fmt: skip
         try:
-            return apart(engine)
+            return _with_peers(engine, settings, made, closing)
         except BaseException:
             engine.close()
             raise
@@ -357,29 +337,46 @@ def _assembled(settings: ServeSettings, failed: Callable[[BaseException], None],
     running = numbers["max_running"]
     worker = EngineWorker(make, running + numbers["max_queue"], failed, ended, running=running, shares=access.shares)
     limits = Limits(
-        body=sizes["max_body"],
-        bodies=sizes["max_bodies"],
-        seconds=numbers["timeout"],
-        answer=numbers["max_answer"],
-        drain_seconds=numbers["drain"],
-        context=numbers.get("context", 0),
-    )
+        numbers["max_body"], numbers["max_bodies"], seconds=numbers["timeout"], answer=numbers["max_answer"],
+        drain_seconds=numbers["drain"], context=numbers.get("context", 0),
+    )  # fmt: skip
     name = name_of(args)
-    server = Server(worker, texts, access, limits, name, f"fp_{identity.digest[:12]}" if identity else "fp_unknown")
-    routes = Admin(server, store).routes()
+    made.server = Server(worker, texts, access, limits, name, f"fp_{identity.digest[:12] if identity else 'unknown'}")
+    routes = Admin(made.server, store).routes()
     if args.insight:
         from .insight import Insight
 
-        routes += Insight(server).routes()
-    app: ASGIApp = make_app(server, routes, hosts_of(args))
+        routes += Insight(made.server).routes()
+    made.app = make_app(made.server, routes, hosts_of(args))
     if args.otlp is not None:
         from .telemetry import Telemetry, batches_to
 
-        app = Telemetry(worker, name, [batches_to(args.otlp)]).around(app)
-    return Assembled(
-        app, server, about, publishers[0] if publishers else None, prefill_at[0] if prefill_at else "",
-        set_peers[0] if set_peers else lambda addresses: None,
-    )  # fmt: skip
+        made.app = Telemetry(worker, name, [batches_to(args.otlp)]).around(made.app)
+    return made
+
+
+def _with_peers(
+    engine: Engine, settings: ServeSettings, made: Assembled, closing: list[Callable[[], None]]
+) -> DrivenEngine:
+    """Return the engine with the processes that compute for it, or for which it computes."""
+    args = settings.args
+    if settings.prefill is None and args.as_prefill is None:
+        return engine
+    from ..disaggregation import DecodeEngine, PrefillServer
+
+    mover = None
+    if args.prefill_mover is not None:
+        from ..disaggregation.nixl_mover import NixlMover
+
+        mover = NixlMover()
+        closing.append(mover.close)
+    if settings.prefill is not None:
+        decode = DecodeEngine(engine, settings.prefill, keys=args.prefill_keys, mover=mover)
+        made.set_peers = decode.set_peers
+        return decode
+    prefill = PrefillServer(engine, args.as_prefill, keys=args.prefill_keys, mover=mover)
+    made.prefill_at = prefill.address
+    return prefill
 
 
 def hosts_of(args: argparse.Namespace, bound: str = "") -> Hosts:

@@ -74,7 +74,7 @@ class Front:
     ) -> None:
         self._config, self._replicas, self._prefill = config, replicas, prefill
         settings = config.settings_of(config.role)
-        args, sizes, numbers = settings.args, settings.sizes, settings.numbers
+        args, numbers = settings.args, settings.numbers
         self._known = DeployedReplicas(replicas, follow=config.events)
         self._prefill_router: PrefillRouter | None = None
         if prefill is not None:
@@ -83,7 +83,7 @@ class Front:
         self._hosts = hosts_of(args, config.host)
         self._texts = TextProcesses(text_of(args, images=False))
         self._limits = Limits(
-            sizes["max_body"], sizes["max_bodies"], seconds=numbers["timeout"], answer=numbers["max_answer"]
+            numbers["max_body"], numbers["max_bodies"], seconds=numbers["timeout"], answer=numbers["max_answer"]
         )
         self._memory = BodyMemory(self._limits.bodies)
         self._figures = FrontFigures()
