@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
+import gzip
+import http.server
 import os
 import re
 import signal
@@ -18,12 +21,15 @@ from typing import Any
 
 import httpx
 import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from prefixloom.cli import main
 from prefixloom_engine.server.app import Limits
-from prefixloom_engine.server.command import add_arguments, settings_of
+from prefixloom_engine.server.command import ServeSettings, add_arguments, assembled, settings_of
+from prefixloom_events import EventFollower
+from tests.support.traces import read_trace
 
-BODY = {"prompt": "a prompt that outlives its process " * 6, "max_tokens": 4, "temperature": 0}
+BODY: dict[str, Any] = {"prompt": "a prompt that outlives its process " * 6, "max_tokens": 4, "temperature": 0}
 
 
 @contextmanager
@@ -112,24 +118,54 @@ def test_answers_that_the_end_cuts_say_so(signals: list[signal.Signals]) -> None
         assert len(signals) == 2 or "Traceback" not in server.stderr.read()
 
 
-def test_a_killed_server_finds_its_prefixes_in_the_store(tmp_path: Path) -> None:
-    options = ("--host-memory", "16MiB", "--store", f"file:{tmp_path / 'store'}?capacity=64MiB")
-    answers, hits = [], []
-    for how in (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL):
-        with process(*options) as (server, client):
-            for _ in range(2):
-                told = client.post("/v1/completions", json=BODY).json()
-                answers.append(told["choices"][0]["text"])
-                hits.append(told["usage"]["prompt_tokens_details"]["cached_tokens"])
-            records = tmp_path / "store"
-            while all(path.name == "text" for path in records.glob("*/*")):
-                pass
-            server.send_signal(how)
-            server.wait(60)
-    assert len(set(answers)) == 1
-    whole = len(BODY["prompt"]) // 64 * 64  # type: ignore[arg-type]
-    assert hits[1::2] == [whole] * 3
-    assert hits[0] == 0 and hits[4] == whole  # the second process wrote out what it had before it ended
+def test_a_server_finds_the_prefixes_of_one_before_it_and_writes_what_it_did(tmp_path: Path) -> None:
+    """The first one writes out what it has before it ends. What the second one does is followed in three ways."""
+    store = ("--host-memory", "16MiB", "--store", f"file:{tmp_path / 'store'}?capacity=64MiB")
+    with process(*store) as (server, client):
+        first = client.post("/v1/completions", json=BODY).json()
+        server.terminate()
+        assert server.wait(60) in (0, -signal.SIGTERM)
+    came: list[Any] = []
+
+    class Collector(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            body = gzip.decompress(body) if self.headers.get("content-encoding") == "gzip" else body
+            came.append((self.path, ExportTraceServiceRequest.FromString(body)))
+            self.send_response(200)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    endpoint, trace = f"ipc://{tmp_path}/events", tmp_path / "trace"
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Collector) as collector:
+        threading.Thread(target=collector.serve_forever, daemon=True).start()
+        watched = ("--trace", str(trace), "--otlp", f"http://127.0.0.1:{collector.server_port}", "--events", endpoint)
+        with process(*store, *watched) as (server, client), EventFollower(endpoint, f"{endpoint}.replay") as follower:
+            told = [client.post("/v1/completions", json=BODY).json() for _ in range(2)]
+            tokens = client.post("/tokenize", json={"prompt": BODY["prompt"]}).json()["tokens"]
+            cached = [each["usage"]["prompt_tokens_details"]["cached_tokens"] for each in told]
+            assert cached == [len(tokens) // 64 * 64] * 2
+            assert {each["choices"][0]["text"] for each in told} == {first["choices"][0]["text"]}
+            until = time.monotonic() + 60
+            while follower.cache.boundary(tokens) < cached[0]:
+                assert time.monotonic() < until, follower.counts
+                follower.catch_up()
+            assert follower.cache.faults == []
+            server.terminate()
+            assert server.wait(60) in (0, -signal.SIGTERM)
+        collector.shutdown()
+    spans = read_trace(trace).spans("request")
+    values = [[span.values[name] for name in ("hit", "prompt", "reason")] for span in spans]
+    assert values == [[hit, len(tokens), "length"] for hit in cached]
+    assert {path for path, _ in came} == {"/v1/traces"}
+    sent = [span for _, each in came for one in each.resource_spans for two in one.scope_spans for span in two.spans]
+    assert sorted(span.name for span in sent) == sorted(
+        ["text_completion prefixloom-threeway", "decode", "prefill", "queue"] * 2
+    )
+    assert b"outlives" not in b"".join(each.SerializeToString() for _, each in came)
 
 
 @pytest.mark.parametrize(
@@ -155,6 +191,14 @@ def test_a_killed_server_finds_its_prefixes_in_the_store(tmp_path: Path) -> None
         (["--dtype", "float8"], "float8"),
         (["--device", "gpu"], "cannot be put on device 'gpu'"),
         (["--device", "cuda:99"], "cannot be put on device 'cuda:99'"),
+        (["--events", "nonsense"], "tcp://127.0.0.1:5557"),
+        (["--trace", "/no/folder"], "the trace cannot be written"),
+        (["--prefill", "127.0.0.1:1"], "an address is tcp://HOST:PORT"),
+        (["--prefill", "tcp://127.0.0.1:1,tcp://10.0.0.7:1"], "tcp://10.0.0.7:1 can be reached from other machines"),
+        (["--as-prefill", "tcp://0.0.0.0:1"], "without keys anybody there may read prompts"),
+        (["--as-prefill", "tcp://127.0.0.1:1", "--prefill", "tcp://127.0.0.1:2"], "give one"),
+        (["--prefill-keys", "keys"], "go with --prefill or --as-prefill"),
+        (["--prefill", "tcp://10.0.0.7:1", "--prefill-keys", "/nowhere"], "has no keys for the client of a connection"),
         (["--traffic", "prompts=4"], "traffic: its numbers are prompt, output, shared; got 'prompts'"),
         (["--traffic", "prompt=many"], "prompt is a number, got 'many'"),
         (["--traffic", "prompt=0.5"], "prompt must be a whole number of at least 1, got 0.5"),
@@ -168,10 +212,14 @@ def test_what_cannot_be_served_is_refused_at_once(
     assert says in said and said.count("\n") == 1
 
 
-def test_limits_are_by_default_those_of_a_server_in_python() -> None:
+def parsed(*options: str) -> ServeSettings:
     parser = argparse.ArgumentParser()
     add_arguments(parser)
-    told, limits = settings_of(parser.parse_args([])), Limits()
+    return settings_of(parser.parse_args(options))
+
+
+def test_limits_are_by_default_those_of_a_server_in_python() -> None:
+    told, limits = parsed(), Limits()
     assert (told.numbers["max_body"], told.numbers["max_bodies"]) == (limits.body, limits.bodies)
     assert [told.numbers[name] for name in ("timeout", "max_answer", "drain")] == [
         limits.seconds, limits.answer, limits.drain_seconds,
@@ -179,39 +227,10 @@ def test_limits_are_by_default_those_of_a_server_in_python() -> None:
 
 
 def test_memory_is_divided_for_the_requests_that_are_said_to_come() -> None:
-    """For long prompts windows are few. Forty short ones then do not hit again, though there is memory for all."""
-    prompts = [f"{number} asks for something short, and waits for an answer. " * 3 for number in range(40)]
-    hits = {}
+    """For long prompts windows are few."""
+    windows = []
     for traffic in ("", "prompt=160,output=2,shared=0"):
-        with process("--traffic", traffic, "--memory", "32MiB", "--max-running", "4") as (_, client):
-            for _ in range(2):
-                answers = [client.post("/v1/completions", json={"prompt": each, "max_tokens": 2}) for each in prompts]
-            used = [each.json()["usage"]["prompt_tokens_details"]["cached_tokens"] for each in answers]
-            hits[traffic] = sum(map(bool, used))
-    assert hits["prompt=160,output=2,shared=0"] == 40 > 2 * hits[""], hits
-
-
-def test_events_of_a_server_say_what_it_has_cached() -> None:
-    pytest.importorskip("zmq")
-    from prefixloom_events import EventFollower
-
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = one.getsockname()[1]
-    with process("--events", f"ipc:///tmp/prefixloom-events-{port}") as (_, client):
-        endpoint = f"ipc:///tmp/prefixloom-events-{port}"
-        with EventFollower(endpoint, f"{endpoint}.replay") as follower:
-            asked = client.post("/v1/completions", json=BODY).json()
-            assert asked["usage"]["prompt_tokens"] > 100
-            again = client.post("/v1/completions", json=BODY).json()["usage"]["prompt_tokens_details"]["cached_tokens"]
-            tokens = client.post("/tokenize", json={"prompt": BODY["prompt"]}).json()["tokens"]
-            until = time.monotonic() + 60
-            while follower.cache.boundary(tokens) < again:
-                assert time.monotonic() < until, (again, follower.counts)
-                follower.catch_up()
-            assert again > 0 and follower.cache.faults == []
-
-
-def test_events_need_an_endpoint_and_their_package(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["serve", "--events", "nonsense"]) == 2
-    assert "tcp://127.0.0.1:5557" in capsys.readouterr().err
+        made = assembled(parsed("--traffic", traffic, "--memory", "32MiB", "--max-running", "4"), pytest.fail)
+        windows.append(made.server.worker.engine.cache.stats().components["swa"].capacity)
+        asyncio.run(made.server.worker.stop(0))
+    assert windows[1] > 2 * windows[0]

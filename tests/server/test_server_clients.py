@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import random
-import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,41 +18,31 @@ from prefixloom import InputError, TierManifest, open_store
 from prefixloom.cli import main
 from prefixloom_engine.server.access import Tenant, read_tenants
 from prefixloom_engine.server.app import Limits
-from prefixloom_engine.threeway.text import ByteTokenizer
 from prefixloom_hicache import HostTier, MemoryBackend
-from tests.support.servers import ADMIN, ALICE, BOB, KEYS, RunningServer, greedy, serving, spoiled, text_model
-
-TEXT = ByteTokenizer()
-
-
-def eventually(true: Callable[[], bool], seconds: float = 20) -> None:
-    until = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < until
-        time.sleep(0.005)
-
-
-def ask(prompt: str, count: int, **more: Any) -> dict[str, Any]:
-    return {"prompt": prompt, "max_tokens": count, "temperature": 0, "ignore_eos": True, **more}
-
-
-def right(prompt: str, count: int) -> str:
-    """The greedy answer; the end of a message is a token without text."""
-    return TEXT.decode(whole(tuple(TEXT.encode(prompt)), count))
-
-
-def whole(prompt: tuple[int, ...], count: int, known: dict[Any, list[int]] = {}) -> list[int]:  # noqa: B006
-    if (prompt, count) not in known:
-        known[prompt, count] = greedy(list(prompt), count, ends=False)
-    return known[prompt, count]
-
+from tests.support.servers import (
+    ADMIN,
+    ALICE,
+    BOB,
+    HEAD,
+    KEYS,
+    TEXT,
+    RunningServer,
+    ask,
+    connected,
+    eventually,
+    posted,
+    right,
+    serving,
+    spoiled,
+    text_model,
+)
 
 # ---------------------------------------------------------------- many
 
 
-def test_hundreds_of_clients_at_once_get_their_own_answers() -> None:
-    """With 300 connections, at pools that hold a few of them, and the queue for all."""
-    prompts = [f"{'shared beginning ' * (number % 3 * 4)}number {number % 40}" for number in range(300)]
+def test_many_clients_at_once_get_their_own_answers() -> None:
+    """With 150 connections, at pools that hold a few of them, and the queue for all."""
+    prompts = [f"{'shared beginning ' * (number % 3 * 4)}number {number % 40}" for number in range(150)]
 
     async def all_of_them(url: str) -> list[str]:
         limits = httpx.Limits(max_connections=None)
@@ -70,13 +59,13 @@ def test_hundreds_of_clients_at_once_get_their_own_answers() -> None:
 
             return await asyncio.gather(*map(one, prompts))
 
-    with serving(capacity={"full": 1024, "swa": 1024, "mamba": 40}, most=300, max_running=8) as server:
+    with serving(capacity={"full": 1024, "swa": 1024, "mamba": 40}, most=150, max_running=8) as server:
         assert asyncio.run(all_of_them(server.url)) == [right(prompt, 6) for prompt in prompts]
 
 
 def test_a_full_queue_says_when_to_ask_again() -> None:
     with serving(most=2, max_running=1) as server, server.client() as client:
-        with client.stream("POST", "/v1/completions", json=ask("a", 1500, stream=True)) as first:
+        with client.stream("POST", "/v1/completions", json=ask("a", 300, stream=True)) as first:
             lines = first.iter_lines()
             next(lines)
             refused = client.post("/v1/completions", json=ask("b", 4, n=2))
@@ -87,45 +76,18 @@ def test_a_full_queue_says_when_to_ask_again() -> None:
         assert client.post("/v1/completions", json=ask("b", 4, n=2)).status_code == 200
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_leaves_is_aborted(stream: bool) -> None:
-    """Its request would have run for minutes; whoever comes then is served at once."""
-    with serving(max_running=1) as server, server.client() as client:
-        body = json.dumps(ask("a", 1500, stream=stream)).encode()
-        leaving = socket.create_connection(("127.0.0.1", int(server.root.rpartition(":")[2])))
-        leaving.sendall(
-            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
-        )
-        eventually(lambda: server.server.worker.load == 1)
-        if stream:
-            leaving.recv(200)
-        leaving.close()
-        eventually(lambda: server.server.worker.load == 0)
-        decoded = server.server.worker.engine.counts.decoded
-        assert decoded < 1000
-        assert client.post("/v1/completions", json=ask("b", 4)).json()["choices"][0]["text"] == right("b", 4)
-        assert server.server.worker.engine.counts.decoded < decoded + 100
-
-
 def test_a_slow_reader_does_not_slow_others() -> None:
     with serving() as server, server.client() as client:
-        body = json.dumps(ask("slow", 700, stream=True, n=4)).encode()
-        slow = socket.socket()
-        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        slow.connect(("127.0.0.1", int(server.root.rpartition(":")[2])))
-        slow.sendall(
-            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
-        )
-        eventually(lambda: server.server.worker.load == 4)
-        for number in range(5):
-            told = client.post("/v1/completions", json=ask(f"quick {number}", 4)).json()
-            assert told["choices"][0]["text"] == right(f"quick {number}", 4)
-        eventually(lambda: server.server.worker.load == 0, 60)
-        slow.settimeout(20)
-        read = b""
-        while b"[DONE]" not in read[-100:]:
-            read += slow.recv(1 << 16)
-        slow.close()
+        body = ask("slow", 300, stream=True, n=4, logprobs=5)
+        with connected(server, posted(body), receives=4096) as slow:
+            eventually(lambda: server.server.worker.load == 4)
+            for number in range(5):
+                told = client.post("/v1/completions", json=ask(f"quick {number}", 4)).json()
+                assert told["choices"][0]["text"] == right(f"quick {number}", 4)
+            eventually(lambda: server.server.worker.load == 0, 60)
+            read = b""
+            while b"[DONE]" not in read[-100:]:
+                read += slow.recv(1 << 16)
         assert read.count(b'"finish_reason":"length"') == 4
 
 
@@ -136,11 +98,8 @@ def test_what_takes_too_long_or_is_too_large_ends_with_an_error() -> None:
         streamed = client.post("/v1/completions", json=ask("a", 1500, stream=True)).text
         assert '"code":"timeout"' in streamed and "[DONE]" not in streamed
         assert client.post("/v1/completions", json=ask("a" * 3000, 4)).status_code == 413
-        dawdling = socket.create_connection(("127.0.0.1", int(server.root.rpartition(":")[2])))
-        dawdling.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{")
-        dawdling.settimeout(20)
-        assert b"408" in dawdling.recv(1000)
-        dawdling.close()
+        with connected(server, HEAD % 100 + b"{") as dawdling:
+            assert b"408" in dawdling.recv(1000)
         assert client.post("/v1/completions", json=ask("a", 2)).status_code == 200
 
 

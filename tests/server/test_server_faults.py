@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
@@ -16,8 +17,7 @@ from prefixloom_engine.server.protocol import ApiError
 from prefixloom_engine.server.reading.processes import TextProcesses
 from prefixloom_engine.server.worker import MOST_FAILURES, EngineWorker, News, PendingAnswer
 from prefixloom_engine.threeway.text import ByteDetokenizer, ByteTokenizer
-from tests.server.test_server_clients import eventually
-from tests.support.servers import CAPACITY, serving, text_model
+from tests.support.servers import CAPACITY, eventually, serving, text_model
 
 BODY = {"prompt": "x", "max_tokens": 1500, "ignore_eos": True}
 
@@ -26,21 +26,25 @@ class Panic(BaseException):
     """What no ``except Exception`` catches."""
 
 
+def before_each_step(do: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Return what prepares an engine: it does something before each of its steps."""
+
+    def prepare(engine: Any) -> None:
+        step = engine.step
+        engine.step = lambda: (do(engine), step())[1]
+
+    return prepare
+
+
 @pytest.mark.parametrize("error", [RuntimeError, Panic])
 def test_an_engine_that_is_given_up_tells_everybody(error: type[BaseException]) -> None:
     broken = threading.Event()
 
-    def prepare(engine: Any) -> None:
-        step = engine.step
+    def fail(_: Any) -> None:
+        if broken.is_set():
+            raise error("broken")
 
-        def fails() -> bool:
-            if broken.is_set():
-                raise error("broken")
-            return bool(step())
-
-        engine.step = fails
-
-    with serving(prepare=prepare, most=2) as server, server.client() as client:
+    with serving(prepare=before_each_step(fail), most=2) as server, server.client() as client:
         with client.stream("POST", "/v1/completions", json={**BODY, "stream": True}) as stream:
             lines = stream.iter_lines()
             next(lines)
@@ -73,18 +77,12 @@ def test_a_server_whose_cache_was_interrupted_amid_a_publication_says_so_and_ser
 def test_an_engine_whose_steps_fail_a_few_times_goes_on() -> None:
     left = [MOST_FAILURES - 1]
 
-    def prepare(engine: Any) -> None:
-        step = engine.step
+    def fail(_: Any) -> None:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise RuntimeError("not yet")
 
-        def fails() -> bool:
-            left[0] -= 1
-            if left[0] >= 0:
-                raise RuntimeError("not yet")
-            return bool(step())
-
-        engine.step = fails
-
-    with serving(prepare=prepare) as server, server.client() as client:
+    with serving(prepare=before_each_step(fail)) as server, server.client() as client:
         answered = client.post("/v1/completions", json={**BODY, "max_tokens": 3})
         assert answered.status_code == 200 and left[0] < 0, answered.text
 
@@ -92,18 +90,12 @@ def test_an_engine_whose_steps_fail_a_few_times_goes_on() -> None:
 def test_a_step_that_does_not_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     held, go_on = threading.Event(), threading.Event()
 
-    def prepare(engine: Any) -> None:
-        step = engine.step
+    def wait(engine: Any) -> None:
+        if any(engine.load):
+            held.set()
+            assert go_on.wait(60)
 
-        def waits() -> bool:
-            if any(engine.load):
-                held.set()
-                assert go_on.wait(60)
-            return bool(step())
-
-        engine.step = waits
-
-    with serving(prepare=prepare) as server, server.client() as client:
+    with serving(prepare=before_each_step(wait)) as server, server.client() as client:
         stream = {**BODY, "max_tokens": 3, "stream": True}
         with client.stream("POST", "/v1/completions", json=stream) as answer:
             assert held.wait(30)
@@ -131,14 +123,17 @@ class Confused(ByteTokenizer):
         return Failing()
 
 
-@pytest.mark.parametrize("choices", [1, 2])
-def test_a_stream_in_which_something_fails_says_so(choices: int) -> None:
+def test_a_stream_in_which_something_fails_says_so() -> None:
     texts = TextProcesses(Confused)
     with closing(texts), serving(texts=texts) as server, server.client() as client:
-        told = client.post("/v1/completions", json={**BODY, "stream": True, "n": choices}).text
-        assert "something went wrong" in told.split("\n\n")[-2]
-        whole = client.post("/v1/completions", json={**BODY, "n": choices})
-        assert (whole.status_code, whole.headers["connection"]) == (500, "close")  # uvicorn closes it, whatever it says
+        for choices in (1, 2):
+            told = client.post("/v1/completions", json={**BODY, "stream": True, "n": choices}).text
+            assert "something went wrong" in told.split("\n\n")[-2]
+            whole = client.post("/v1/completions", json={**BODY, "n": choices})
+            assert (whole.status_code, whole.headers["connection"]) == (
+                500,
+                "close",
+            )  # as uvicorn does, whatever it says
         assert client.get("/health").status_code == 200
         eventually(lambda: server.server.worker.load == 0)
 

@@ -14,9 +14,8 @@ import pytest
 from prefixloom_engine.contract.texts import ChatPrompt, Message
 from prefixloom_engine.server.reading.processes import TextProcesses
 from prefixloom_engine.threeway.text import END, ByteTokenizer
-from tests.server.test_server_clients import eventually
 from tests.support.outside import program
-from tests.support.servers import greedy, serving
+from tests.support.servers import eventually, greedy, serving
 
 SCRIPT = Path(__file__).parent / "node_client.mjs"
 PACKAGE = "openai@6"  # the last one that runs on node 20

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -14,7 +14,6 @@ from typing import Any
 import httpx
 import pytest
 
-from prefixloom.cli import main
 from prefixloom_engine.server.insight import FRESH_SECONDS
 from tests.server.test_serve_command import process
 
@@ -62,130 +61,96 @@ def figure(client: httpx.Client, name: str) -> int:
     return next(int(float(line.split()[1])) for line in lines if line.startswith(f"prefixloom:prefill_{name} "))
 
 
-@pytest.fixture(scope="module")
-def right() -> dict[str, str]:
-    """The answers of one server alone."""
-    with process(*LIKE) as (_, client):
-        return {prompt: said(ask(client, prompt)) for prompt in PROMPTS}
+def waited(true: Callable[[], bool], what: str) -> None:
+    until = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < until, what
+        time.sleep(0.05)
 
 
-def test_a_router_names_the_server_that_computes_a_prompt(tmp_path: Path, right: dict[str, str]) -> None:
-    first, second = addresses(tmp_path, 2)
-    with ExitStack() as stack:
-        others = [stack.enter_context(prefill(each))[1] for each in (first, second)]
-        _, client = stack.enter_context(decode(first, second))
-        for prompt in PROMPTS:
-            assert said(ask(client, prompt, headers={"x-prefixloom-prefill": second})) == right[prompt]
-        assert [figure(each, "served_total") for each in others] == [0, 6]
-        assert (figure(client, "handed_over_total"), figure(client, "computed_here_total")) == (6, 0)
-        assert figure(client, "received_bytes_total") > 6 * 1000
-        assert client.get("/cache/stats").status_code == 403
-        alone = said(ask(others[0], PROMPTS[0]))
-        assert alone == right[PROMPTS[0]], "a prefill server answers clients as well"
+def state(client: httpx.Client, address: str) -> str:
+    return str(client.get("/health").json()["prefill"][address])
 
 
-def test_streams_likely_tokens_stops_and_choices_are_those_of_one_server(tmp_path: Path) -> None:
-    (address,) = addresses(tmp_path, 1)
-    asked: list[dict[str, Any]] = [
+def every_kind(client: httpx.Client) -> list[Any]:
+    """The texts and log-probabilities of requests of every kind."""
+    kinds: list[dict[str, Any]] = [
         {"logprobs": 3}, {"n": 2, "seed": 5, "temperature": 0.8}, {"stop": ["\x00", "a"], "max_tokens": 40},
-        {"logprobs": 0},
     ]  # fmt: skip
-    told: list[list[Any]] = []
-    with ExitStack() as stack:
-        stack.enter_context(prefill(address))
-        for _, client in (stack.enter_context(decode(address)), stack.enter_context(process(*LIKE))):
-            told.append([ask(client, PROMPTS[0], **each).json()["choices"] for each in asked])
-            body = {"prompt": PROMPTS[1], "max_tokens": 60, "temperature": 0, "ignore_eos": True, "stream": True}
-            with client.stream("POST", "/v1/completions", json=body) as stream:
-                lines = [line for line in stream.iter_lines() if line]
-            assert lines[-1] == "data: [DONE]" and len(lines) > 3
-            pieces = [json.loads(line[6:])["choices"][0]["text"] for line in lines[:-1]]
-            told[-1].append([{"text": "".join(pieces)}])
-    mine, alone = ([[each["text"] for each in choices] for choices in each] for each in told)
-    assert mine == alone
-    first, second = (choices[0][0]["logprobs"]["token_logprobs"] for choices in told)
-    assert first == pytest.approx(second)
+    told = [ask(client, PROMPTS[0], **each).json()["choices"] for each in kinds]
+    body = {"prompt": PROMPTS[1], "max_tokens": 60, "temperature": 0, "ignore_eos": True, "stream": True}
+    with client.stream("POST", "/v1/completions", json=body) as stream:
+        lines = [line for line in stream.iter_lines() if line]
+    assert lines[-1] == "data: [DONE]" and len(lines) > 3
+    streamed = "".join(json.loads(line[6:])["choices"][0]["text"] for line in lines[:-1])
+    likely = [pytest.approx(each) for each in told[0][0]["logprobs"]["token_logprobs"]]
+    return [[[each["text"] for each in choices] for choices in told], streamed, likely]
 
 
-def test_killed_hung_and_absent_prefill_servers_fail_no_request(tmp_path: Path, right: dict[str, str]) -> None:
-    """One is killed with prompts under way, and one is stopped. Clients that leave leave nothing behind."""
+def test_prompts_are_computed_where_a_router_says_and_no_request_fails_with_a_server_that_does(tmp_path: Path) -> None:
+    """One server is killed with prompts under way, and one is stopped. Clients that leave leave nothing behind."""
     first, second = addresses(tmp_path, 2)
     with ExitStack() as stack:
-        killed, _ = stack.enter_context(prefill(first))
-        stopped, _ = stack.enter_context(prefill(second))
+        killed, one = stack.enter_context(prefill(first))
+        stopped, other = stack.enter_context(prefill(second))
         _, client = stack.enter_context(decode(first, second))
+        right = {prompt: said(ask(one, prompt)) for prompt in PROMPTS}  # a prefill server answers clients as well
+        served = [figure(each, "served_total") for each in (one, other)]
+        for prompt in PROMPTS[3:]:
+            assert said(ask(client, prompt, headers={"x-prefixloom-prefill": second})) == right[prompt]
+        assert [figure(each, "served_total") for each in (one, other)] == [served[0], served[1] + 3]
+        assert (figure(client, "handed_over_total"), figure(client, "computed_here_total")) == (3, 0)
+        assert figure(client, "received_bytes_total") > 3 * 1000
+        assert every_kind(client) == every_kind(one)
+        assert client.get("/cache/stats").status_code == 403
+
         stopped.send_signal(signal.SIGSTOP)
+        fresh = [f"{prompt} once more" for prompt in PROMPTS[:4]]
+        expected = [said(ask(one, prompt)) for prompt in fresh]
         with ThreadPoolExecutor(4) as clients:
             asked = [
                 clients.submit(ask, client, prompt, headers={"x-prefixloom-prefill": (first, second)[at % 2]})
-                for at, prompt in enumerate(PROMPTS[:4])
+                for at, prompt in enumerate(fresh)
             ]
             time.sleep(0.05)
             killed.kill()
             gone = time.monotonic()
             with pytest.raises(httpx.ReadTimeout):
-                client.post("/v1/completions", json={"prompt": PROMPTS[5], "max_tokens": 9}, timeout=0.5)
+                client.post("/v1/completions", json={"prompt": "left " * 50, "max_tokens": 9}, timeout=0.5)
             stopped.kill()
             answers = [each.result() for each in asked]
             assert time.monotonic() < gone + 25, "nobody waited for the patience"
-        assert [said(each) for each in answers] == [right[prompt] for prompt in PROMPTS[:4]]
+        assert [said(each) for each in answers] == expected
         assert said(ask(client, PROMPTS[4])) == right[PROMPTS[4]]
-        assert set(client.get("/health").json()["prefill"].values()) == {"away"}
-        assert client.get("/health").status_code == 200
-        until = time.monotonic() + 10
-        while client.get("/insight").json()["running"] or client.get("/insight").json()["waiting"]:
-            assert time.monotonic() < until, "a request is left"
+        assert {state(client, each) for each in (first, second)} == {"away"}
+        insight = lambda: client.get("/insight").json()  # noqa: E731
+        waited(lambda: not insight()["running"] and not insight()["waiting"], "a request is left")
+
         with prefill(first):
-            until = time.monotonic() + 60
-            while client.get("/health").json()["prefill"][first] != "agreed":
-                assert time.monotonic() < until
-                time.sleep(0.05)
+            waited(lambda: state(client, first) == "agreed", "it has come back")
             before = figure(client, "handed_over_total")
             assert said(ask(client, "another prompt " * 20))
             assert figure(client, "handed_over_total") == before + 1
 
 
-def test_other_weights_are_told_and_not_used(tmp_path: Path, right: dict[str, str]) -> None:
-    (address,) = addresses(tmp_path, 1)
-    with prefill(address, "--seed", "1"), process(*LIKE, "--prefill", address) as (server, client):
-        until = time.monotonic() + 60
-        while client.get("/health").json()["prefill"] != {address: "other"}:
-            assert time.monotonic() < until, client.get("/health").text
-            time.sleep(0.05)
-        assert said(ask(client, PROMPTS[0])) == right[PROMPTS[0]]
-        assert (figure(client, "handed_over_total"), figure(client, "computed_here_total")) == (0, 1)
+def test_a_server_that_is_to_end_sends_what_it_owes_and_one_of_other_weights_is_not_used(tmp_path: Path) -> None:
+    alike, other = addresses(tmp_path, 2)
+    long = "a long prompt of many words and of ships at sea " * 40
+    with (
+        prefill(alike, "--chunk", "64") as (ending, one),
+        prefill(other, "--seed", "1"),
+        process(*LIKE, "--prefill", f"{alike},{other}") as (server, client),
+    ):
+        waited(lambda: client.get("/health").json()["prefill"] == {alike: "agreed", other: "other"}, "known")
+        assert said(ask(client, PROMPTS[0], headers={"x-prefixloom-prefill": other})) == said(ask(one, PROMPTS[0]))
+        before = figure(client, "handed_over_total")
+        with ThreadPoolExecutor(1) as clients:
+            asked = clients.submit(ask, client, long, max_tokens=2)
+            waited(lambda: bool(one.get("/insight").json()["running"]), "it is computed")
+            ending.send_signal(signal.SIGTERM)
+            assert said(asked.result())
+        assert ending.wait(40) in (0, -signal.SIGTERM)
+        assert (figure(client, "handed_over_total"), figure(client, "lost_total")) == (before + 1, 0)
         server.send_signal(signal.SIGTERM)
         server.wait(30)
         assert "computes something else: weights is" in server.stderr.read()
-
-
-def test_a_prefill_server_that_is_to_end_sends_what_it_owes(tmp_path: Path) -> None:
-    (address,) = addresses(tmp_path, 1)
-    long = "a long prompt of many words and of ships at sea " * 100
-    with prefill(address, "--chunk", "64") as (server, other), decode(address) as (_, client):
-        with ThreadPoolExecutor(1) as clients:
-            asked = clients.submit(ask, client, long, max_tokens=2)
-            until = time.monotonic() + 30
-            while not other.get("/insight").json()["running"]:
-                assert time.monotonic() < until
-            server.send_signal(signal.SIGTERM)
-            assert said(asked.result())
-        assert server.wait(40) in (0, -signal.SIGTERM)
-        assert (figure(client, "handed_over_total"), figure(client, "lost_total")) == (1, 0)
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        (["--prefill", "127.0.0.1:1"], "an address is tcp://HOST:PORT"),
-        (["--prefill", "tcp://127.0.0.1:1,tcp://10.0.0.7:1"], "tcp://10.0.0.7:1 can be reached from other machines"),
-        (["--as-prefill", "tcp://0.0.0.0:1"], "without keys anybody there may read prompts"),
-        (["--as-prefill", "tcp://127.0.0.1:1", "--prefill", "tcp://127.0.0.1:2"], "give one"),
-        (["--prefill-keys", "keys"], "go with --prefill or --as-prefill"),
-        (["--prefill", "tcp://10.0.0.7:1", "--prefill-keys", "/nowhere"], "has no keys for the client of a connection"),
-    ],
-)
-def test_what_cannot_be_is_refused_at_once(options: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["serve", *options]) == 2
-    said = capsys.readouterr().err
-    assert says in said and said.count("\n") == 1

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import http.server
-import signal
-import threading
 from typing import Any
 
 import pytest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind
 
 from prefixloom_engine.server.telemetry import Telemetry
-from tests.server.test_serve_command import process
 from tests.support.servers import serving
 
 CHAT = {
@@ -106,36 +101,3 @@ def test_a_processor_that_raises_changes_nothing(caplog: pytest.LogCaptureFixtur
         told = [client.post("/v1/completions", json={"prompt": "abc", "max_tokens": 2}) for _ in range(3)]
     assert [each.status_code for each in told] == [200] * 3
     assert "no span" in caplog.text
-
-
-def test_a_server_sends_its_spans_to_a_collector() -> None:
-    came: list[Any] = []
-
-    class Collector(http.server.BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["content-length"]))
-            if self.headers.get("content-encoding") == "gzip":
-                import gzip
-
-                body = gzip.decompress(body)
-            came.append((self.path, ExportTraceServiceRequest.FromString(body)))
-            self.send_response(200)
-            self.send_header("content-length", "0")
-            self.end_headers()
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Collector) as collector:
-        threading.Thread(target=collector.serve_forever, daemon=True).start()
-        with process("--otlp", f"http://127.0.0.1:{collector.server_port}") as (server, client):
-            assert client.post("/v1/chat/completions", json=CHAT).status_code == 200
-            server.send_signal(signal.SIGTERM)
-            assert server.wait(60) in (0, -signal.SIGTERM)
-        collector.shutdown()
-    assert {path for path, _ in came} == {"/v1/traces"}
-    names = [
-        span.name for _, each in came for one in each.resource_spans for two in one.scope_spans for span in two.spans
-    ]
-    assert sorted(names) == ["chat prefixloom-threeway", "decode", "prefill", "queue"]
-    assert b"secret" not in b"".join(each.SerializeToString() for _, each in came)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import json
 import random
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -68,6 +69,48 @@ class RunningServer:
     def client(self, key: str = "", **options: Any) -> httpx.Client:
         headers = {"authorization": f"Bearer {key}"} if key else {}
         return httpx.Client(base_url=self.root, headers=headers, timeout=60, trust_env=False, **options)
+
+
+HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n"
+TEXT = ByteTokenizer()
+
+
+def eventually(true: Callable[[], bool], seconds: float = 20) -> None:
+    """Wait until something is true, which it has to be in so many seconds."""
+    until = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < until
+        time.sleep(0.005)
+
+
+def ask(prompt: str, count: int, **more: Any) -> dict[str, Any]:
+    """Return the body that asks for so many of the likeliest tokens."""
+    return {"prompt": prompt, "max_tokens": count, "temperature": 0, "ignore_eos": True, **more}
+
+
+@remembered
+def right(prompt: str, count: int) -> str:
+    """Return the answer to ``ask``; the end of a message is a token without text."""
+    return TEXT.decode(greedy(TEXT.encode(prompt), count, ends=False))
+
+
+@contextmanager
+def connected(server: RunningServer, sends: bytes = b"", receives: int = 0) -> Iterator[socket.socket]:
+    """A connection on which something is sent. ``receives``: the bytes that the system takes for it, if not all."""
+    with socket.socket() as it:
+        if receives:
+            it.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receives)
+        it.settimeout(20)
+        it.connect(("127.0.0.1", int(server.root.rpartition(":")[2])))
+        it.sendall(sends)
+        yield it
+
+
+def posted(body: dict[str, Any], key: str = "", length: int = 0) -> bytes:
+    """Return a request as bytes. ``length``: what its head says of the body, if not the truth."""
+    content = json.dumps(body).encode()
+    more = b"\r\nauthorization: Bearer %b" % key.encode() if key else b""
+    return (HEAD % (length or len(content))).replace(b"\r\n\r\n", more + b"\r\n\r\n") + content
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import json
 import socket
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -28,9 +28,8 @@ from prefixloom_engine.hf import load
 from prefixloom_engine.hf.text import LEAST_PIXELS, MOST_PIXELS, FolderTokenizer, load_tokenizer
 from prefixloom_engine.server.app import Limits
 from prefixloom_engine.server.reading.processes import TextProcesses
-from tests.server.test_server_clients import eventually
 from tests.support.hf_images import PATCH, PIXELS, llava_folder
-from tests.support.servers import RunningServer, serving
+from tests.support.servers import RunningServer, eventually, serving
 
 BEFORE, BEHIND = "Look at this picture, please: ", " What do you see there, and what do you not see?"
 PLACES = (PIXELS // PATCH) ** 2
@@ -126,23 +125,9 @@ def test_images_are_answered_as_without_a_server_and_hit_by_their_pixels(server:
         both, hit = ask(url(one), url(other))
         assert same(both, alone(server, folder, one, other))
         assert hit == (start + PLACES) // 16 * 16
-    assert server.server.memory.used == 0
-
-
-def test_a_prompt_with_images_is_explained_by_their_pixels(server: RunningServer) -> None:
-    seen, unseen = drawn(11), drawn(12)
-    start = len(f"<user>{BEFORE}")
-    with server.client() as client:
-        client.post("/v1/chat/completions", json=asked(url(seen)))
-
-        def explained(*urls: str) -> dict[str, Any]:
-            body = {"messages": asked(*urls)["messages"]}
-            return dict(client.post("/cache/explain", json=body).raise_for_status().json())
-
-        again, other = explained(url(seen)), explained(url(unseen))
-        whole = again["tokens"]
-        assert again["ready"] == (whole - 1) // 16 * 16
-        assert other["tokens"] == whole and other["ready"] == start // 16 * 16
+        for image, ready in ((one, (whole - 1) // 16 * 16), (drawn(12), start // 16 * 16)):
+            told = client.post("/cache/explain", json={"messages": asked(url(image))["messages"]}).json()
+            assert (told["tokens"], told["ready"]) == (whole, ready)
     assert server.server.memory.used == 0
 
 
@@ -156,25 +141,29 @@ def huge(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", zlib.compress(b"\0" * 1000)) + chunk(b"IEND", b"")
 
 
-@pytest.mark.parametrize(
-    ("urls", "says"),
-    [
-        (["http://localhost/x.png"], "the server fetches nothing"),
-        (["data:image/png,abc"], "cannot be read: it is not in base64"),
-        (["data:image/png;base64,&&&&"], "cannot be read"),
-        ([data_url(b"no image at all")], "cannot be read"),
-        ([url(drawn(1))[:200]], "cannot be read"),
-        ([data_url(huge(30_000, 30_000))], "cannot be read"),
-        ([data_url(huge(9000, 9000))], f"the images of a request have {MOST_PIXELS} together at most"),
-        ([data_url(huge(5000, 5000)[:60])], "cannot be read"),
-    ],
-    ids=["address", "text", "base64", "words", "cut", "gigapixel", "large", "large and cut"],
-)
-def test_an_image_that_cannot_be_read_is_refused(server: RunningServer, urls: list[str], says: str) -> None:
+UNREADABLE: dict[str, tuple[Callable[[], list[str]], str]] = {
+    "address": (lambda: ["http://localhost/x.png"], "the server fetches nothing"),
+    "text": (lambda: ["data:image/png,abc"], "cannot be read: it is not in base64"),
+    "base64": (lambda: ["data:image/png;base64,&&&&"], "cannot be read"),
+    "words": (lambda: [data_url(b"no image at all")], "cannot be read"),
+    "cut": (lambda: [url(drawn(1))[:200]], "cannot be read"),
+    "gigapixel": (lambda: [data_url(huge(30_000, 30_000))], "cannot be read"),
+    "large": (lambda: [data_url(huge(9000, 9000))], f"the images of a request have {MOST_PIXELS} together at most"),
+    "large and cut": (lambda: [data_url(huge(5000, 5000)[:60])], "cannot be read"),
+    "together": (lambda: [url(Image.new("1", (5000, 4000)))] * 3, "has an image of 20000000 pixels"),
+    "many": (
+        lambda: [url(Image.new("RGB", (1, 1)))] * (MOST_PIXELS // LEAST_PIXELS + 1), f"each {LEAST_PIXELS} at least"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_an_image_that_cannot_be_read_or_is_too_large_is_refused(server: RunningServer, name: str) -> None:
+    urls, says = UNREADABLE[name]
     with server.client() as client:
-        told = client.post("/v1/chat/completions", json=asked(*urls))
-        assert told.status_code == 400, told.text
-        assert says in told.json()["error"]["message"]
+        told = client.post("/v1/chat/completions", json=asked(*urls()))
+    assert told.status_code == 400, told.text
+    assert says in told.json()["error"]["message"]
 
 
 def test_no_text_of_a_client_reaches_a_loader(server: RunningServer, folder: Path, tmp_path: Path) -> None:
@@ -248,24 +237,6 @@ def test_a_template_has_its_own_variables_alone(folder: Path) -> None:
     processor.chat_template = "{% never"
     with pytest.raises(InputError, match="the model's chat template cannot take"):
         FolderTokenizer(read._tokenizer, processor).chat([{"role": "user", "content": "x"}], [], {"mood": "calm"})
-
-
-def test_small_images_count_as_what_processors_make_of_them(server: RunningServer) -> None:
-    dot = url(Image.new("RGB", (1, 1)))
-    with server.client() as client:
-        told = client.post(
-            "/tokenize", json={"messages": asked(*[dot] * (MOST_PIXELS // LEAST_PIXELS + 1))["messages"]}
-        )
-        assert told.status_code == 400
-        assert f"each {LEAST_PIXELS} at least" in told.json()["error"]["message"]
-
-
-def test_the_images_of_a_request_are_bounded_together(server: RunningServer) -> None:
-    blank = url(Image.new("1", (5000, 4000)))
-    with server.client() as client:
-        told = client.post("/v1/chat/completions", json=asked(*[blank] * 3))
-        assert told.status_code == 400
-        assert "has an image of 20000000 pixels" in told.json()["error"]["message"]
 
 
 def test_what_images_become_counts_until_they_are_answered(server: RunningServer) -> None:
