@@ -19,7 +19,8 @@ from prefixloom_engine import Answer, Engine, Request
 from prefixloom_engine.contract.model import Span
 from prefixloom_engine.hf import HFModel
 from prefixloom_engine.hf.runner import joined
-from tests.support.hf_models import CONFIGS, MATRIX, Served, model_of, own_cache, prompt
+from tests.random.kl import Traffic
+from tests.support.hf_models import MATRIX, Served, model_of, own_cache, prompt
 from tests.support.sampling import sampled, slow
 
 EACH = pytest.mark.parametrize("name", MATRIX)
@@ -110,12 +111,14 @@ def test_guesses_change_no_token(name: str) -> None:
     assert counts.drafted > counts.accepted > 0.3 * counts.drafted
 
 
-@pytest.mark.parametrize("name", sampled([name for name in CONFIGS if name not in MATRIX], 4))
-def test_an_architecture_that_nobody_wrote_a_line_for_is_served(name: str) -> None:
-    served = Served(name, capacity=2048)
-    with Engine(served.hf, served.cache, chunk=128, max_running=4) as engine:
-        answers = engine.generate(requests(4))
-    check(name, answers, served)
+@pytest.mark.parametrize("name", sampled(MATRIX, 3))
+def test_mixed_traffic_in_float32_says_what_a_run_without_a_cache_says(name: str) -> None:
+    """A part of ``python -m tests.random.kl``."""
+    told = Traffic(name).run(24)
+    assert told.sound(), told
+    assert told.agreed == told.tokens
+    assert told.hit > told.asked // 3
+    assert min(told.evicted, told.aborted) > 0
 
 
 def test_the_next_turn_hits_at_its_full_length_rounded_to_the_grid() -> None:
