@@ -116,19 +116,25 @@ def generated(served: Served, tokens: list[int]) -> list[int]:
     return [int(token) for token in out[0, len(tokens) :]]
 
 
-def grouped(model: Any) -> tuple[float, int]:
-    """Rows with other counts and pasts, in the groups of the runner: how far their logits are from those of the model
-    alone, and how many passes they were. A second step reads what the first has written."""
-    served = Served(model.config.model_type, model=model)
-    pasts, counts, again = (0, 64, 33, 0, 7), (20, 9, 1, 12, 17), (1, 3, 1, 1, 3)
-    texts = [prompt(seed, sum(each)) for seed, each in enumerate(zip(pasts, counts, again, strict=True))]
+def grouped(model: Any, name: str = "") -> tuple[float, int]:
+    """Compute rows with other counts and pasts in the groups of the runner.
+
+    Return how far their logits are from those of the model alone, and how many passes they were. Each further step
+    reads what those before it have written. Where nothing was written there are no numbers, which move no shorter row.
+    """
+    served = Served(name or model.config.model_type, model=model)
+    for part in served.cache.composition.parts:
+        for content in served.cache.pool(part.name).buffers.values() if part.page_tokens else ():
+            content.fill_(float("nan"))
+    pasts, *steps = (0, 64, 33, 0, 7), (20, 9, 1, 12, 17), (1, 3, 1, 1, 3), (1, 1, 1, 1, 1)
+    texts = [prompt(seed, sum(each)) for seed, each in enumerate(zip(pasts, *steps, strict=True))]
     sequences = [served.cache.open(text) for text in texts]
     for sequence, past, text in zip(sequences, pasts, texts, strict=True):
         if past:
             served.compute(sequence, text, (past,))
     expected = [alone(model, text) for text in texts]
     error, passes = 0.0, 0
-    for part in (counts, again):
+    for part in steps:
         spans = [Span(s.committed, s.committed + count) for s, count in zip(sequences, part, strict=True)]
         for group in served.runner.groups(spans):
             new = [texts[row][spans[row].start : spans[row].end] for row in group]

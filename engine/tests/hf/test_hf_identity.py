@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("transformers", minversion="5.23", reason="the extra hf is not installed")
 
 import torch
+from torch.nn.modules import module as torch_module
 from torch.testing._internal.two_tensor import TwoTensor
 
 from prefixloom import CompositionError, ProtocolError, compose
@@ -27,11 +28,23 @@ from tests.support.hf_tiny import tiny_model
 pytestmark = pytest.mark.usefixtures("one_thread")
 PROMPT = prompt(1, 80)
 IDS = torch.tensor([PROMPT])
+CHANGED = "weights, adapters, hooks or mode have changed since this session"
 
 
 @pytest.fixture
 def model() -> Any:
     return copy.deepcopy(model_of("llama"))
+
+
+@pytest.fixture
+def far(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if a device that is waited for had the weights."""
+    monkeypatch.setattr(weights, "waits", lambda tensor: True)
+
+
+@pytest.fixture
+def peft() -> Any:
+    return pytest.importorskip("peft", reason="adapters of transformers' models need it")
 
 
 def cache_for(model: Any) -> Any:
@@ -61,71 +74,148 @@ def by_engine(model: Any, cache: Any) -> tuple[int, list[int]]:
 
 Way = Callable[[Any, Any], tuple[int, list[int]]]
 EACH_WAY = pytest.mark.parametrize("way", [by_session, by_engine])
+Undo = Callable[[], object]
 
 
-def weight(model: Any) -> Any:
-    return model.model.layers[1].self_attn.v_proj.weight
+# ---------------------------------------------------------------- what changes a model, each with what undoes it
 
 
-def in_place(model: Any) -> None:
+def projection(model: Any) -> Any:
+    return model.model.layers[1].self_attn.v_proj
+
+
+def in_place(model: Any) -> Undo:
     with torch.no_grad():
-        weight(model).mul_(-1)
+        projection(model).weight.mul_(-1)
+    return lambda: in_place(model)
 
 
-def through_data(model: Any) -> None:
-    weight(model).data.mul_(-1)
+def through_data(model: Any) -> Undo:
+    projection(model).weight.data.mul_(-1)
+    return lambda: through_data(model)
 
 
-def other_data(model: Any) -> None:
-    weight(model).data = -weight(model).data
+def other_data(model: Any) -> Undo:
+    projection(model).weight.data = -projection(model).weight.data
+    return lambda: other_data(model)
 
 
-def other_parameter(model: Any) -> None:
-    layer = model.model.layers[1].self_attn.v_proj
-    layer.weight = torch.nn.Parameter(-layer.weight.detach())
+def other_parameter(model: Any) -> Undo:
+    projection(model).weight = torch.nn.Parameter(-projection(model).weight.detach())
+    return lambda: other_parameter(model)
 
 
-def loaded(model: Any) -> None:
-    weights = {name: -each if "v_proj" in name else each for name, each in model.state_dict().items()}
-    model.load_state_dict(weights)
+def loaded(model: Any) -> Undo:
+    model.load_state_dict({name: -each if "v_proj" in name else each for name, each in model.state_dict().items()})
+    return lambda: loaded(model)
 
 
-@pytest.mark.parametrize("change", [in_place, through_data, other_data, other_parameter, loaded])
-@EACH_WAY
-def test_other_weights_find_nothing_of_these_and_the_same_again_do(
-    way: Way, change: Callable[[Any], None], model: Any
-) -> None:
-    """Every change is undone by another one: it takes values to their negatives."""
-    cache = cache_for(model)
-    before = generated(model)
-    assert way(model, cache) == (0, before)
-    assert way(model, cache) == (64, before)
-    change(model)
-    after = generated(model)
-    assert after != before
-    assert way(model, cache) == (0, after)
-    assert way(model, cache) == (64, after)
-    change(model)
-    assert way(model, cache) == (64, before)
-    nothing_left(cache)
+def hooked(model: Any) -> Undo:
+    return projection(model).register_forward_hook(lambda module, args, output: output * 2).remove  # type: ignore[no-any-return]
+
+
+def hooked_before(model: Any) -> Undo:
+    return projection(model).register_forward_pre_hook(lambda module, args: (args[0] * 2,)).remove  # type: ignore[no-any-return]
+
+
+def hooked_everywhere(model: Any) -> Undo:
+    layer = projection(model)
+    return torch_module.register_module_forward_hook(
+        lambda module, args, output: output * 2 if module is layer else None
+    ).remove
+
+
+def hooked_before_everywhere(model: Any) -> Undo:
+    layer = projection(model)
+    return torch_module.register_module_forward_pre_hook(
+        lambda module, args: (args[0] * 2,) if module is layer else None
+    ).remove
+
+
+def replaced(model: Any) -> Undo:
+    layer = projection(model)
+    layer.forward = lambda x: 2 * type(layer).forward(layer, x)
+    return lambda: delattr(layer, "forward")
+
+
+def in_training(model: Any) -> Undo:
+    model.train()
+    return lambda: model.eval()
+
+
+WEIGHTS = (in_place, through_data, other_data, other_parameter, loaded)
+CODE = (hooked, hooked_before, hooked_everywhere, hooked_before_everywhere, replaced)
+Change = Callable[[Any], Undo]
 
 
 @pytest.fixture
-def far(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if a device that is waited for had the weights."""
-    monkeypatch.setattr(weights, "waits", lambda tensor: True)
+def change(request: pytest.FixtureRequest) -> Any:
+    """Makes the change that is the parameter. Whatever becomes of the test, it is undone."""
+    undone: list[Undo] = []
+
+    def made(model: Any) -> Undo:
+        undone.append(request.param(model))
+        return lambda: undone.pop()()
+
+    yield made
+    if request.param in CODE:
+        while undone:
+            undone.pop()()
+
+
+def each_change(*changes: Change) -> Any:
+    return pytest.mark.parametrize("change", changes, indirect=True, ids=lambda change: change.__name__)
+
+
+@each_change(*WEIGHTS, *CODE)
+@EACH_WAY
+def test_a_changed_model_finds_its_own_and_the_same_again_what_it_had(
+    way: Way, change: Change, model: Any, request: pytest.FixtureRequest
+) -> None:
+    """Of code nobody can tell that it is the same, on a copy of the model or later on."""
+    cache, before = cache_for(model), generated(model)
+    is_code = request.node.callspec.params["change"] in CODE
+    assert way(model, cache) == (0, before)
+    undo = change(model)
+    after = generated(model)
+    assert after != before
+    assert [way(model, cache) for _ in range(2)] == [(0, after), (64, after)]
+    if "everywhere" not in request.node.name:
+        assert way(copy.deepcopy(model), cache)[0] == (0 if is_code else 64)
+    undo()
+    assert way(model, cache) == way(copy.deepcopy(model), cache) == (64, before)
+    change(model)
+    assert way(model, cache) == (0 if is_code else 64, after)
+    nothing_left(cache)
 
 
 @pytest.mark.usefixtures("far")
+@each_change(through_data)
 @EACH_WAY
 def test_weights_of_a_device_that_change_through_their_data_are_noticed_at_the_next_request(
-    way: Way, model: Any
+    way: Way, change: Change, model: Any, request: pytest.FixtureRequest
 ) -> None:
-    test_other_weights_find_nothing_of_these_and_the_same_again_do(way, through_data, model)
+    test_a_changed_model_finds_its_own_and_the_same_again_what_it_had(way, change, model, request)
 
 
-def halved(model: Any) -> None:
-    weight(model).data.mul_(0.5)
+@pytest.mark.parametrize(
+    ("change", "once"),
+    [*((each, False) for each in (in_place, other_parameter, in_training, *CODE)), *((each, True) for each in CODE)],
+    indirect=["change"],
+)
+def test_a_session_that_is_open_goes_on_with_no_other_model(change: Change, once: bool, model: Any) -> None:
+    """``once``: the code is gone again when the pass has been computed."""
+    cache, undo = cache_for(model), []
+    if once:
+        model.lm_head.register_forward_hook(lambda *_: undo.pop()() and None if undo else None)
+    with pytest.raises(ProtocolError, match=CHANGED), session(cache, model, IDS) as s, torch.no_grad():
+        model(IDS[:, :40], past_key_values=s.cache)
+        undo.append(change(model))
+        model(IDS[:, 40:], past_key_values=s.cache)
+    while undo:
+        undo.pop()()
+    assert by_session(model, cache) == (0, generated(model))
+    nothing_left(cache)
 
 
 @pytest.mark.usefixtures("far")
@@ -135,14 +225,59 @@ def test_a_session_keeps_nothing_if_weights_of_a_device_change_through_their_dat
 ) -> None:
     """As moving averages are swapped in; looked at in the first pass and at the end."""
     cache = cache_for(model)
-    with pytest.raises(ProtocolError, match="have changed since this session"), session(cache, model, IDS) as s:
+    with pytest.raises(ProtocolError, match=CHANGED), session(cache, model, IDS) as s:
         if when == "computed":
             generated(model, s.cache)
-        halved(model)
+        projection(model).weight.data.mul_(0.5)
         if when == "opened":
             generated(model, s.cache)
-    weight(model).data.mul_(2)
+    projection(model).weight.data.mul_(2)
     assert by_session(model, cache) == (0, generated(model))
+    nothing_left(cache)
+
+
+def test_a_pass_of_other_weights_is_not_kept_though_its_error_is_caught(model: Any) -> None:
+    cache = cache_for(model)
+    with session(cache, model, IDS) as s, torch.no_grad():
+        model(IDS[:, :40], past_key_values=s.cache)
+        undo = in_place(model)
+        with pytest.raises(ProtocolError, match=CHANGED):
+            model(IDS[:, 40:], past_key_values=s.cache)
+    undo()
+    assert by_session(model, cache) == (32, generated(model))
+    nothing_left(cache)
+
+
+def test_a_change_is_noticed_by_each_that_runs_though_another_request_saw_it_first(model: Any) -> None:
+    cache, served = cache_for(model), HFModel(model)
+    with pytest.raises(ProtocolError, match=CHANGED), session(cache, served, IDS) as s, torch.no_grad():
+        model(IDS[:, :40], past_key_values=s.cache)
+        in_place(model)
+        with session(cache, served, IDS) as other:
+            assert generated(model, other.cache) == generated(model)
+        model(IDS[:, 40:], past_key_values=s.cache)
+    nothing_left(cache)
+
+
+@pytest.mark.parametrize(
+    ("steps", "overlap", "put"), [(1, True, in_place), (4, False, through_data), (4, True, in_place)]
+)
+def test_what_runs_in_an_engine_ends_when_the_weights_change(
+    steps: int, overlap: bool, put: Change, model: Any
+) -> None:
+    """And a request that has not begun is served with the new ones."""
+    cache = cache_for(model)
+    with Engine(HFModel(model), cache, chunk=32, max_running=1, overlap=overlap) as engine:
+        first, second = (engine.add(Request(PROMPT, 12, stops=())) for _ in range(2))
+        for _ in range(steps):
+            engine.step()
+        undo = put(model)
+        while engine.step():
+            pass
+        assert first.reason == "error" and "weights or adapters have changed" in str(first.error)
+        assert PROMPT + second.tokens == generated(model)
+    undo()
+    assert by_engine(model, cache)[1] == generated(model)
     nothing_left(cache)
 
 
@@ -154,7 +289,7 @@ def test_a_change_that_no_sample_shows_is_noticed_when_it_is_said(
     if places == "far":
         request.getfixturevalue("far")
     cache, served, norm = cache_for(model), HFModel(model), model.model.norm.weight
-    unseen = weight(model).data.flatten()[1:9]  # of these 512 numbers, every ninth is in the sample
+    unseen = projection(model).weight.data.flatten()[1:9]  # of these 512 numbers, every ninth is in the sample
     before = generated(model)
     assert by_session(model, cache) == (0, before)
     unseen.mul_(-30)
@@ -170,142 +305,16 @@ def test_a_change_that_no_sample_shows_is_noticed_when_it_is_said(
     assert by_session(model, cache) == (64, before)
 
 
-# ---------------------------------------------------------------- code on the model object
-
-
-def doubled(module: Any, args: Any, output: Any) -> Any:
-    return output * 2
-
-
-def doubling(module: Any, args: Any) -> Any:
-    return (args[0] * 2,)
-
-
-def hooked(model: Any) -> Callable[[], None]:
-    return model.model.layers[1].self_attn.v_proj.register_forward_hook(doubled).remove
-
-
-def hooked_before(model: Any) -> Callable[[], None]:
-    return model.model.layers[1].self_attn.v_proj.register_forward_pre_hook(doubling).remove
-
-
-def hooked_everywhere(model: Any) -> Callable[[], None]:
-    layer = model.model.layers[1].self_attn.v_proj
-    handle = torch.nn.modules.module.register_module_forward_hook(
-        lambda module, args, output: output * 2 if module is layer else None
-    )
-    return handle.remove  # type: ignore[no-any-return]
-
-
-def hooked_before_everywhere(model: Any) -> Callable[[], None]:
-    layer = model.model.layers[1].self_attn.v_proj
-    handle = torch.nn.modules.module.register_module_forward_pre_hook(
-        lambda module, args: (args[0] * 2,) if module is layer else None
-    )
-    return handle.remove  # type: ignore[no-any-return]
-
-
-def replaced(model: Any) -> Callable[[], None]:
-    layer = model.model.layers[1].self_attn.v_proj
-    layer.forward = lambda x: 2 * type(layer).forward(layer, x)
-    return lambda: delattr(layer, "forward")
-
-
-CODE = pytest.mark.parametrize(
-    "put", [hooked, hooked_before, hooked_everywhere, hooked_before_everywhere, replaced], ids=lambda put: put.__name__
-)
-
-
-@CODE
 @EACH_WAY
-def test_code_on_a_model_object_finds_its_own_and_the_model_without_it_its_own_again(
-    way: Way, put: Callable[[Any], Callable[[], None]], model: Any
-) -> None:
-    cache, before = cache_for(model), generated(model)
-    assert way(model, cache) == (0, before)
-    remove = put(model)
-    try:
-        after = generated(model)
-        assert after != before
-        assert [way(model, cache) for _ in range(2)] == [(0, after), (64, after)]
-        if put in (hooked, hooked_before, replaced):
-            twin = copy.deepcopy(model)
-            assert way(twin, cache)[0] == 0
-    finally:
-        remove()
-    assert way(model, cache) == (64, before)
-    remove = put(model)
-    try:
-        assert way(model, cache) == (0, after)  # nobody can tell that it is the same code
-    finally:
-        remove()
-    nothing_left(cache)
-
-
-@CODE
-@pytest.mark.parametrize("once", [False, True])
-def test_code_put_on_a_model_in_the_midst_of_an_answer_ends_its_session(
-    put: Callable[[Any], Callable[[], None]], once: bool, model: Any
-) -> None:
-    """Between two passes; ``once``: it is gone again when the pass has been computed."""
-    cache, removes = cache_for(model), []
-
-    def remove(*args: Any) -> None:
-        while removes:
-            removes.pop()()
-
-    class Streamer:
-        passes = 0
-
-        def put(self, value: Any) -> None:
-            self.passes += 1
-            if self.passes == 3:
-                removes.append(put(model))
-
-        def end(self) -> None: ...
-
-    if once:
-        model.lm_head.register_forward_hook(remove)
-    try:
-        with pytest.raises(ProtocolError, match="hooks or mode have changed"), session(cache, model, IDS) as s:
-            generated(model, s.cache, streamer=Streamer())
-    finally:
-        remove()
-    assert by_session(model, cache) == (0, generated(model))
-    nothing_left(cache)
-
-
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")
-def test_an_adapter_for_one_call_is_refused_with_the_way_to_choose_it(model: Any) -> None:
-    peft = pytest.importorskip("peft", reason="adapters of transformers' models need it")
-    lora = {"r": 4, "target_modules": ["v_proj"], "init_lora_weights": False, "lora_dropout": 0.0}
-    wrapped = peft.get_peft_model(model, peft.LoraConfig(**lora), "first")
-    wrapped.add_adapter("second", peft.LoraConfig(**lora))
-    model, cache = wrapped.eval().get_base_model(), cache_for(wrapped.get_base_model())
-    right = generated(model)
-    told = pytest.raises(ProtocolError, match=r"adapter_names=.*set_adapter")
-    with told, session(cache, model, IDS) as s:
-        generated(wrapped, s.cache, adapter_names=["second"])
-    assert by_session(model, cache) == (0, generated(model))  # PEFT has left its hooks on the model
-    for module in model.modules():
-        module._forward_pre_hooks.clear()
-    assert by_session(model, cache) == (0, right)
-    wrapped.set_adapter("second")
-    assert by_session(model, cache) == (0, generated(model))
-    nothing_left(cache)
-
-
-def test_a_change_is_noticed_by_each_that_runs_though_another_request_saw_it_first(model: Any) -> None:
-    cache, served = cache_for(model), HFModel(model)
-    with pytest.raises(ProtocolError, match="have changed since this session"), session(cache, served, IDS) as s:
-        with torch.no_grad():
-            model(IDS[:, :40], past_key_values=s.cache)
-        in_place(model)
-        with session(cache, served, IDS) as other:
-            assert generated(model, other.cache) == generated(model)
-        with torch.no_grad():
-            model(IDS[:, 40:], past_key_values=s.cache)
-    nothing_left(cache)
+def test_a_config_that_changes_between_requests_is_noticed(way: Way, model: Any) -> None:
+    """Code reads some of its fields in each pass: here, how large the embeddings are."""
+    cache = cache_for(model)
+    model.model.embed_tokens.register_forward_hook(
+        lambda module, args, output: output * getattr(model.config, "embedding_multiplier", 1.0)
+    )
+    for factor, hit in ((1.0, 0), (3.0, 0), (1.0, 64), (3.0, 64)):
+        model.config.embedding_multiplier = factor
+        assert way(model, cache) == (hit, generated(model))
 
 
 def test_a_model_is_copied_while_a_session_is_open_and_its_copy_is_no_part_of_it(model: Any) -> None:
@@ -324,118 +333,100 @@ def test_a_model_is_copied_while_a_session_is_open_and_its_copy_is_no_part_of_it
     assert by_session(model, cache) == (64, right)
 
 
-@pytest.mark.filterwarnings("ignore:Already found a `peft_config`")
-@EACH_WAY
-def test_adapters_find_their_own(way: Way, model: Any) -> None:
-    peft = pytest.importorskip("peft", reason="adapters of transformers' models need it")
-    cache = cache_for(model)
-
-    def own() -> list[int]:
-        right = generated(model)
-        assert way(model, cache) == (0, right)
-        assert way(model, cache) == (64, right)
-        return right
-
-    bare = own()
-    for name in ("a", "b"):
-        torch.manual_seed(ord(name))
-        lora = peft.LoraConfig(r=4, target_modules=["v_proj", "o_proj"], init_lora_weights=False, lora_dropout=0.0)
-        model.add_adapter(lora, name)
-    b = own()
-    model.set_adapter("a")
-    a = own()
-    assert len({tuple(bare), tuple(a), tuple(b)}) == 3
-    model.set_adapter("b")
-    assert way(model, cache) == (64, b)
-    model.disable_adapters()
-    assert way(model, cache) == (64, bare)
-    model.enable_adapters()
-    model.set_adapter("a")
-    assert way(model, cache) == (64, a)
-    layer = model.model.layers[0].self_attn.v_proj
-    layer.set_scale("a", 0.1)
-    own()
-    layer.set_scale("a", 1.0)
-    assert way(model, cache) == (64, a)
-    with torch.no_grad():
-        layer.lora_B["a"].weight.mul_(3)
-    own()
-    nothing_left(cache)
+# ---------------------------------------------------------------- adapters
 
 
-@EACH_WAY
-def test_two_models_of_one_config_share_a_cache_and_nothing_in_it(way: Way, model: Any) -> None:
-    other = copy.deepcopy(model)
-    in_place(other)
-    cache = cache_for(model)
-    for _ in range(2):
-        for each in (model, other):
-            assert way(each, cache)[1] == generated(each)
-    assert (way(model, cache)[0], way(other, cache)[0]) == (64, 64)
-    twin = copy.deepcopy(model)
-    assert way(twin, cache) == (64, generated(model))
+def lora(peft: Any, *modules: str, **more: Any) -> Any:
+    return peft.LoraConfig(r=4, target_modules=list(modules), init_lora_weights=False, lora_dropout=0.0, **more)
 
 
-@pytest.mark.parametrize("change", [in_place, other_parameter, lambda model: model.train()])
-def test_a_session_that_is_open_goes_on_with_no_other_weights(change: Callable[[Any], object], model: Any) -> None:
-    cache = cache_for(model)
-    told = pytest.raises(ProtocolError, match="weights, adapters, hooks or mode have changed since this")
-    with told, session(cache, model, IDS) as s, torch.no_grad():
-        model(IDS[:, :40], past_key_values=s.cache)
-        change(model)
-        model(IDS[:, 40:], past_key_values=s.cache)
-    model.eval()
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")
+def test_an_adapter_for_one_call_is_refused_with_the_way_to_choose_it(peft: Any, model: Any) -> None:
+    wrapped = peft.get_peft_model(model, lora(peft, "v_proj"), "first")
+    wrapped.add_adapter("second", lora(peft, "v_proj"))
+    model, cache = wrapped.eval().get_base_model(), cache_for(wrapped.get_base_model())
+    right = generated(model)
+    told = pytest.raises(ProtocolError, match=r"adapter_names=.*set_adapter")
+    with told, session(cache, model, IDS) as s:
+        generated(wrapped, s.cache, adapter_names=["second"])
+    assert by_session(model, cache) == (0, generated(model))  # PEFT has left its hooks on the model
+    for module in model.modules():
+        module._forward_pre_hooks.clear()
+    assert by_session(model, cache) == (0, right)
+    wrapped.set_adapter("second")
     assert by_session(model, cache) == (0, generated(model))
     nothing_left(cache)
 
 
-def test_a_pass_of_other_weights_is_not_kept_though_its_error_is_caught(model: Any) -> None:
-    cache = cache_for(model)
-    with session(cache, model, IDS) as s, torch.no_grad():
-        model(IDS[:, :40], past_key_values=s.cache)
-        in_place(model)
-        with pytest.raises(ProtocolError, match="have changed since this session was opened"):
-            model(IDS[:, 40:], past_key_values=s.cache)
-    in_place(model)
-    assert by_session(model, cache) == (32, generated(model))
-    nothing_left(cache)
-
-
-@pytest.mark.parametrize("change", [in_place, through_data])
-@pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize("steps", [1, 4])
-def test_what_runs_in_an_engine_ends_when_the_weights_change(
-    steps: int, overlap: bool, change: Callable[[Any], None], model: Any
-) -> None:
-    """And a request that has not begun is served with the new ones."""
-    cache = cache_for(model)
-    with Engine(HFModel(model), cache, chunk=32, max_running=1, overlap=overlap) as engine:
-        first = engine.add(Request(PROMPT, 12, stops=()))
-        second = engine.add(Request(PROMPT, 12, stops=()))
-        for _ in range(steps):
-            engine.step()
-        change(model)
-        while engine.step():
-            pass
-        assert first.reason == "error" and "weights or adapters have changed" in str(first.error)
-        assert PROMPT + second.tokens == generated(model)
-    change(model)
-    assert by_engine(model, cache)[1] == generated(model)
-    nothing_left(cache)
-
-
+@pytest.mark.filterwarnings("ignore:Already found a `peft_config`")
 @EACH_WAY
-def test_a_config_that_changes_between_requests_is_noticed(way: Way, model: Any) -> None:
-    """Code reads some of its fields in each pass: here, how large the embeddings are (see ``scaled``)."""
+def test_adapters_find_their_own(way: Way, peft: Any, model: Any) -> None:
+    cache, seen = cache_for(model), []
+
+    def check(hit: int) -> None:
+        right = generated(model)
+        assert way(model, cache) == (hit, right)
+        assert hit or way(model, cache) == (64, right)
+        seen.append(right)
+
+    check(0)
+    for name in ("a", "b"):
+        torch.manual_seed(ord(name))
+        model.add_adapter(lora(peft, "v_proj", "o_proj"), name)
+    check(0)
+    model.set_adapter("a")
+    check(0)
+    assert len(set(map(tuple, seen))) == 3
+    layer = model.model.layers[0].self_attn.v_proj
+    for choose, hit in (
+        (lambda: model.set_adapter("b"), 64),
+        (model.disable_adapters, 64),
+        (lambda: (model.enable_adapters(), model.set_adapter("a")), 64),
+        (lambda: layer.set_scale("a", 0.1), 0),
+        (lambda: layer.set_scale("a", 1.0), 64),
+        (lambda: layer.lora_B["a"].weight.data.mul_(3), 0),
+    ):
+        choose()
+        check(hit)
+    assert seen[3:6] == [seen[1], seen[0], seen[2]] and seen[7] == seen[2]
+    nothing_left(cache)
+
+
+def test_an_adapter_counts_with_its_config(peft: Any, model: Any) -> None:
+    """The places and the scale of a Fourier adapter stand in its config alone."""
+
+    def tuned(**options: Any) -> Any:
+        torch.manual_seed(7)
+        made = copy.deepcopy(model)
+        fourier = peft.FourierFTConfig(n_frequency=10, target_modules=["v_proj"], init_weights=False, **options)
+        made.add_adapter(fourier, "a")
+        return made.eval()
+
     cache = cache_for(model)
+    for options in ({"scaling": 300.0}, {"scaling": 900.0}, {"scaling": 300.0, "random_loc_seed": 5}):
+        each = tuned(**options)
+        assert by_session(each, cache) == (0, generated(each))
+    again = tuned(scaling=300.0)
+    assert by_session(again, cache) == (64, generated(again))
 
-    def scaled(module: Any, args: Any, output: Any) -> Any:
-        return output * getattr(model.config, "embedding_multiplier", 1.0)
 
-    model.model.embed_tokens.register_forward_hook(scaled)
-    for factor, hit in ((1.0, 0), (3.0, 0), (1.0, 80), (3.0, 80)):
-        model.config.embedding_multiplier = factor
-        assert way(model, cache) == (hit and 64, generated(model))
+def test_an_adapter_of_a_parameter_is_refused_until_it_is_merged(peft: Any) -> None:
+    model = tiny_model("mixtral")
+    model.add_adapter(lora(peft, target_parameters=["mlp.experts.gate_up_proj"]), "a")
+    model.eval()
+    cache = compose(HFModel(model).config, memory="8MiB")
+    with pytest.raises(CompositionError, match=r"model.layers.0.mlp.experts.*target_parameters.*merge\(\)"):
+        by_session(model, cache)
+    model.disable_adapters()
+    assert by_session(model, cache) == (0, generated(model))
+    model.enable_adapters()
+    for module in model.modules():
+        if hasattr(module, "parameter_name"):
+            module.merge()
+    assert by_session(model, cache) == (0, generated(model))
+
+
+# ---------------------------------------------------------------- which tensors count
 
 
 def test_buffers_that_are_not_saved_count(model: Any) -> None:
@@ -470,64 +461,6 @@ def test_buffers_that_a_models_own_code_replaces_end_nothing(name: str) -> None:
     assert by_session(model, cache)[0] == 64
 
 
-def test_an_adapter_counts_with_its_config(model: Any) -> None:
-    """The places and the scale of a Fourier adapter stand in its config alone."""
-    peft = pytest.importorskip("peft", reason="adapters of transformers' models need it")
-
-    def tuned(**options: Any) -> Any:
-        torch.manual_seed(7)
-        made = copy.deepcopy(model)
-        made.add_adapter(
-            peft.FourierFTConfig(n_frequency=10, target_modules=["v_proj"], init_weights=False, **options), "a"
-        )
-        return made.eval()
-
-    cache = cache_for(model)
-    for options in ({"scaling": 300.0}, {"scaling": 900.0}, {"scaling": 300.0, "random_loc_seed": 5}):
-        each = tuned(**options)
-        assert by_session(each, cache) == (0, generated(each))
-    again = tuned(scaling=300.0)
-    assert by_session(again, cache) == (64, generated(again))
-
-
-def test_an_adapter_of_a_parameter_is_refused_until_it_is_merged() -> None:
-    peft = pytest.importorskip("peft", reason="adapters of transformers' models need it")
-    model = tiny_model("mixtral")
-    lora = peft.LoraConfig(
-        r=4,
-        target_modules=[],
-        target_parameters=["mlp.experts.gate_up_proj"],
-        init_lora_weights=False,
-        lora_dropout=0.0,
-    )
-    model.add_adapter(lora, "a")
-    model.eval()
-    cache = compose(HFModel(model).config, memory="8MiB")
-    with pytest.raises(CompositionError, match=r"model.layers.0.mlp.experts.*target_parameters.*merge\(\)"):
-        by_session(model, cache)
-    model.disable_adapters()
-    assert by_session(model, cache) == (0, generated(model))
-    model.enable_adapters()
-    for module in model.modules():
-        if hasattr(module, "parameter_name"):
-            module.merge()
-    assert by_session(model, cache) == (0, generated(model))
-
-
-def test_weights_that_nobody_sees_are_refused(model: Any) -> None:
-    cache = cache_for(model)
-    layer = model.model.layers[1].self_attn
-    kept = layer.v_proj
-    layer.v_proj = torch.nn.Linear(1, 1).to("meta")
-    with pytest.raises(CompositionError, match="on the meta device"):
-        by_session(model, cache)
-    layer.v_proj = Hidden(kept.weight.detach())
-    with pytest.raises(CompositionError, match=r"'model.layers.1.self_attn.v_proj' of LlamaForCausalLM is a Hidden"):
-        by_session(model, cache)
-    layer.v_proj = kept
-    assert by_session(model, cache) == (0, generated(model))
-
-
 class Hidden(torch.nn.Module):
     """Keeps its weight as the quantized modules of torch.ao do: in the state that it saves, and in no parameter."""
 
@@ -542,25 +475,17 @@ class Hidden(torch.nn.Module):
         return x @ self.packed[0].T
 
 
-def test_weights_made_of_other_tensors_count_by_these(model: Any) -> None:
-    """As those of quantized models are, whose outer tensor has no memory of its own."""
-    cache = cache_for(model)
-    layer = model.model.layers[1].self_attn
-    kept = layer.v_proj.weight.detach()
-    hits = []
-    layer.v_proj.weight = torch.nn.Parameter(TwoTensor(2 * kept, 2 * kept), requires_grad=False)
-    served = HFModel(model)
-    before = served.identity
-    for written in (layer.v_proj.weight.a, layer.v_proj.weight.b.data):
-        written.mul_(3)
-        assert served.changed() and served.identity != before
-        before = served.identity
-    for sign in (1, -1, 1):
-        layer.v_proj.weight = torch.nn.Parameter(TwoTensor(sign * kept, sign * kept), requires_grad=False)
-        with session(cache, model, IDS) as s, torch.no_grad():
-            model(IDS[:, s.ready :], past_key_values=s.cache)
-        hits.append(s.ready)
-    assert hits == [0, 0, 64]
+def test_weights_that_nobody_sees_are_refused(model: Any) -> None:
+    cache, layer, kept = cache_for(model), model.model.layers[1].self_attn, projection(model)
+    for unseen, told in (
+        (torch.nn.Linear(1, 1).to("meta"), "on the meta device"),
+        (Hidden(kept.weight.detach()), r"'model.layers.1.self_attn.v_proj' of LlamaForCausalLM is a Hidden"),
+    ):
+        layer.v_proj = unseen
+        with pytest.raises(CompositionError, match=told):
+            by_session(model, cache)
+    layer.v_proj = kept
+    assert by_session(model, cache) == (0, generated(model))
 
 
 class Scaled(TwoTensor):  # type: ignore[misc]
@@ -573,11 +498,26 @@ class Scaled(TwoTensor):  # type: ignore[misc]
         return names, (more, self.scale)
 
 
-def test_what_a_weight_says_beside_the_tensors_that_it_is_made_of_counts() -> None:
-    parts = torch.ones(3), torch.zeros(3)
+def test_weights_made_of_other_tensors_count_by_these_and_by_what_they_say_beside(model: Any) -> None:
+    """As those of quantized models are, whose outer tensor has no memory of its own."""
+    cache, layer, hits = cache_for(model), projection(model), []
+    kept = layer.weight.detach()
+    layer.weight = torch.nn.Parameter(TwoTensor(2 * kept, 2 * kept), requires_grad=False)
+    served = HFModel(model)
+    before = served.identity
+    for written in (layer.weight.a, layer.weight.b.data):
+        written.mul_(3)
+        assert served.changed() and served.identity != before
+        before = served.identity
+    for sign in (1, -1, 1):
+        layer.weight = torch.nn.Parameter(TwoTensor(sign * kept, sign * kept), requires_grad=False)
+        with session(cache, model, IDS) as s, torch.no_grad():
+            model(IDS[:, s.ready :], past_key_values=s.cache)
+        hits.append(s.ready)
+    assert hits == [0, 0, 64]
     digests = []
     for scale in (1.0, 2.0, 1.0):
-        weight = Scaled(*parts)
+        weight = Scaled(torch.ones(3), torch.zeros(3))
         weight.scale = scale
         digests.append(digest_of(weight))
     assert digests[0] == digests[2] != digests[1]
@@ -608,13 +548,13 @@ def test_kernels_of_a_part_count() -> None:
 
 @pytest.mark.parametrize("part", ["model", "dropout", "attention", "router"])
 def test_training_is_refused(part: str, model: Any) -> None:
-    cache = cache_for(model)
+    cache, layer = cache_for(model), model.model.layers[0]
     if part == "dropout":
-        model.model.layers[0].mlp.drop = torch.nn.Dropout(0.5)
+        layer.mlp.drop = torch.nn.Dropout(0.5)
     elif part == "attention":
-        model.model.layers[0].self_attn.train().attention_dropout = 0.5
+        layer.self_attn.train().attention_dropout = 0.5
     elif part == "router":  # such a number adds noise to the inputs of a mixture of experts
-        model.model.layers[0].mlp.train().jitter_noise = 0.1
+        layer.mlp.train().jitter_noise = 0.1
     else:
         model.train()
     with pytest.raises(CompositionError, match="in training mode"):

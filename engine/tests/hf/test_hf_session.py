@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import queue
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from prefixloom_engine import Engine, Request
 from prefixloom_engine.hf import HFModel, session
 from prefixloom_hicache import HostTier
 from prefixloom_hicache.file_store.backend import FileBackend
-from tests.support.hf_models import MATRIX, Served, distance, figure, model_of, prompt
+from tests.support.hf_models import CONFIGS, MATRIX, Served, distance, figure, model_of, prompt
 from tests.support.hf_tiny import tiny_model
 from tests.support.sampling import sampled
 from tests.support.stores import write_out
@@ -61,11 +60,13 @@ def served(request: pytest.FixtureRequest) -> Any:
 
 @pytest.mark.parametrize("name", sampled(MATRIX, 3))
 def test_every_turn_hits_what_was_said_and_generates_the_same(name: str) -> None:
-    served, tokens, said = Served(name), prompt(1, 100), 0
-    for turn, count in enumerate((40, 90, 30)):
+    """Whatever the chunks in which the prompt is computed."""
+    served, tokens, said = Served(name), prompt(1, 170), 0
+    for turn, (count, chunk) in enumerate(((40, 16), (90, None), (30, 50))):
         ids = ids_of(tokens)
-        with session(served.cache, served.model, ids) as s:
+        with session(served.cache, served.model, ids, chunk=chunk) as s:
             assert s.ready == (said // served.page * served.page if turn else 0)
+            assert s.cache.get_seq_length() >= 128
             out = generated(served.model, ids, count, s.cache)
         assert out == generated(served.model, ids, count)
         said = len(out) - 1  # the last token was chosen, and not computed
@@ -92,32 +93,6 @@ def test_what_a_session_computes_is_transformers_own_to_the_bit(name: str) -> No
             assert distance(found, expected[-len(found) :]) < figure(name)
         else:
             assert torch.equal(found, expected[-len(found) :])
-
-
-@EACH
-@pytest.mark.parametrize("chunk", [16, 50])
-def test_a_prompt_may_be_computed_in_chunks(name: str, chunk: int) -> None:
-    served, ids = Served(name), ids_of(prompt(3, 170))
-    with session(served.cache, served.model, ids, chunk=chunk) as s:
-        assert s.cache.get_seq_length() >= 128
-        out = generated(served.model, ids, 4, s.cache)
-    assert out == generated(served.model, ids, 4)
-    assert served.cache.peek([*out, 5]) >= 128
-
-
-@EACH
-def test_a_conversation_that_left_the_device_comes_back_from_the_host(name: str) -> None:
-    served = Served(name, plugins=[HostTier(TierManifest(memory="8MiB", write="through"))])
-    ids = ids_of(prompt(3, 150))
-    for expected in (0, 149 // served.page * served.page):
-        with session(served.cache, served.model, ids) as s:
-            assert s.ready == expected
-            out = generated(served.model, ids, 4, s.cache)
-        assert out == generated(served.model, ids, 4)
-        served.cache.poll()
-        served.cache.evict(dict.fromkeys(served.components, 10_000))
-        assert served.cache.peek(prompt(3, 150)) == 0
-    assert served.cache.stats().tier.restored_tokens == expected
 
 
 @pytest.mark.parametrize("name", ["llama", "lfm3"])
@@ -171,22 +146,14 @@ def test_what_was_computed_from_a_copy_that_failed_is_not_answered(name: str, mo
     served.settled()
 
 
-def test_a_whole_hit_leaves_a_token_to_compute(served: Served) -> None:
-    ids = ids_of(prompt(4, 64))
-    for expected in (0, 48):
-        with session(served.cache, served.model, ids) as s:
-            assert s.ready == expected
-            assert generated(served.model, ids, 5, s.cache) == generated(served.model, ids, 5)
-
-
-def test_namespaces_share_nothing_and_ids_may_be_a_list(served: Served) -> None:
-    tokens, hits = prompt(5, 70), []
+def test_namespaces_share_nothing_and_a_whole_hit_leaves_a_token_to_compute(served: Served) -> None:
+    tokens, hits = prompt(5, 64), []
     for namespace in ("a", "b", "a"):
         with session(served.cache, HFModel(served.model), tokens, namespace=namespace, label="mine") as s:
             hits.append(s.ready)
             assert repr(s.sequence).startswith("<mine")
-            generated(served.model, ids_of(tokens), 2, s.cache)
-    assert hits == [0, 0, 64]
+            assert generated(served.model, ids_of(tokens), 5, s.cache) == generated(served.model, ids_of(tokens), 5)
+    assert hits == [0, 0, 48]
 
 
 def test_a_branch_of_a_conversation_hits_where_it_parts() -> None:
@@ -200,24 +167,19 @@ def test_a_branch_of_a_conversation_hits_where_it_parts() -> None:
     assert ready == [0, 0, 96]  # the second is told where they part, and leaves a state there
 
 
-def test_two_sessions_of_one_model_do_not_meet(served: Served) -> None:
+def test_two_sessions_of_one_model_do_not_meet_and_each_may_go_on_with_its_answer(served: Served) -> None:
     one, two = ids_of(prompt(7, 40)), ids_of(prompt(8, 50))
     with session(served.cache, served.model, one) as a, session(served.cache, served.model, two) as b:
-        assert generated(served.model, one, 6, a.cache) == generated(served.model, one, 6)
+        first = generated(served.model, one, 6, a.cache)
+        assert first == generated(served.model, one, 6)
         assert generated(served.model, two, 6, b.cache) == generated(served.model, two, 6, DynamicCache())
-
-
-def test_an_answer_may_be_continued_in_the_same_session(served: Served) -> None:
-    ids = ids_of(prompt(9, 40))
-    with session(served.cache, served.model, ids) as s:
-        first = generated(served.model, ids, 5, s.cache)
         more = ids_of([*first, 7, 8, 9])
-        assert generated(served.model, more, 5, s.cache) == generated(served.model, more, 5)
+        assert generated(served.model, more, 5, a.cache) == generated(served.model, more, 5)
 
 
-def test_a_model_that_compiles_itself_computes_a_session_as_it_computes_without_one(served: Served) -> None:
-    model, ids = copy.deepcopy(served.model), ids_of(prompt(28, 64))
-    expected = generated(model, ids, 2)
+def test_a_model_that_compiles_itself_computes_a_session_as_it_computes_without_one() -> None:
+    model, ids = tiny_model("llama", num_hidden_layers=1), ids_of(prompt(28, 64))
+    served, expected = Served("llama", model=model), generated(model, ids, 2)
     torch._dynamo.reset()
     model.compile(backend="eager")
     for ready in (0, 48):
@@ -245,8 +207,9 @@ def breaking(at: int, error: type[BaseException] = Broken) -> Any:
     return hook
 
 
-@pytest.mark.parametrize("at", [1, 2, 5])
-@pytest.mark.parametrize("served", ["llama", "lfm3", "olmo_hybrid"], indirect=True)
+@pytest.mark.parametrize(
+    ("served", "at"), [("llama", 1), ("llama", 5), ("lfm3", 2), ("lfm3", 5), ("olmo_hybrid", 1)], indirect=["served"]
+)
 def test_an_exception_inside_of_the_model_leaks_nothing(served: Served, at: int) -> None:
     ids = ids_of(prompt(10, 140))
     handle = served.model.model.layers[2].register_forward_hook(breaking(at))
@@ -314,159 +277,146 @@ def test_a_prompt_that_the_pools_cannot_hold_is_refused_and_leaves_nothing(serve
         served.model(ids_of(prompt(14, 400)), past_key_values=other.cache)
 
 
-def test_other_tokens_than_the_sessions_are_refused(served: Served) -> None:
-    ids, other = ids_of(prompt(15, 40)), ids_of(prompt(16, 40))
-    with session(served.cache, served.model, ids) as s, pytest.raises(InputError, match="given other tokens at 0"):
-        generated(served.model, other, 2, s.cache)
+# ---------------------------------------------------------------- what is refused
 
 
-def test_the_same_ids_twice_in_a_session_are_refused_where_they_would_be_fed_again(served: Served) -> None:
-    ids = ids_of(prompt(17, 40))
-    with session(served.cache, served.model, ids) as s:
-        generated(served.model, ids, 5, s.cache)
-        with pytest.raises(InputError, match=r"position_ids from 4 to 39, and its tokens are at 44 to 79"):
-            generated(served.model, ids, 5, s.cache)
+def passed(**more: Any) -> Callable[[Any, Any, torch.Tensor], Any]:
+    """A pass of the model over the session's tokens, given more."""
+
+    def call(model: Any, s: Any, ids: torch.Tensor) -> Any:
+        return model(**{"input_ids": ids, "past_key_values": s.cache, **more})
+
+    return call
 
 
-REFUSED: tuple[tuple[str, dict[str, Any], str], ...] = (
-    ("beams", {"num_beams": 2}, r"ids of shape \(1, n\), got \(2, 40\); num_beams and num_return_sequences must be 1"),
-    ("answers", {"num_return_sequences": 2, "do_sample": True}, r"shape \(1, n\), got \(2, 40\)"),
-)
+def asked(**options: Any) -> Callable[[Any, Any, torch.Tensor], Any]:
+    """A ``generate`` of the session's tokens, with options."""
+
+    def call(model: Any, s: Any, ids: torch.Tensor) -> Any:
+        given = {"max_new_tokens": 4, "attention_mask": torch.ones_like(ids), "past_key_values": s.cache, **options}
+        return model.generate(ids, **given)
+
+    return call
 
 
-@pytest.mark.parametrize(("options", "told"), [case[1:] for case in REFUSED], ids=[case[0] for case in REFUSED])
-def test_several_answers_at_once_are_refused(served: Served, options: dict[str, Any], told: str) -> None:
-    ids = ids_of(prompt(18, 40))
-    with session(served.cache, served.model, ids) as s, pytest.raises(InputError, match=told):
-        served.model.generate(ids, past_key_values=s.cache, max_new_tokens=2, **options)
+def asked_twice(model: Any, s: Any, ids: torch.Tensor) -> None:
+    generated(model, ids, 5, s.cache)
+    generated(model, ids, 5, s.cache)
 
 
-def test_an_assistant_is_refused(served: Served) -> None:
-    ids = ids_of(prompt(18, 40))
-    with pytest.raises(ProtocolError, match="engine speculates"), session(served.cache, served.model, ids) as s:
-        generated(served.model, ids, 4, s.cache, prompt_lookup_num_tokens=2)
-
-
-@pytest.mark.parametrize(
-    ("more", "told"),
-    [
-        ({"attention_mask": torch.tensor([[0] * 3 + [1] * 37])}, r"left padding, its first 3 places.*ids\[:, 3:\]"),
-        ({"attention_mask": torch.tensor([[1] * 36 + [0] * 4])}, r"right padding, its last 4 places.*ids\[:, :-4\]"),
-        (
-            {"attention_mask": torch.tensor([[1, 1, 0, 1, 0] * 8])},
-            "has holes, 16 places from 2 to 39: open the session",
-        ),
-        (
-            {"attention_mask": torch.zeros(1, 1, 40, 40)},
-            "attention_mask must be all ones.*is not one of ones and zeros",
-        ),
-        ({"token_type_ids": torch.ones(1, 40, dtype=torch.long)}, "this pass has token_type_ids as well"),
-        ({"input_ids": None, "inputs_embeds": torch.zeros(1, 40, 32).double()}, "this pass has none: inputs_embeds"),
-        ({"position_ids": torch.arange(3, 43)[None]}, "position_ids from 3 to 42, and its tokens are at 0 to 39"),
-        ({"position_ids": torch.arange(40).flip(0)[None]}, "position_ids from 39 to 0"),
-        ({"position_ids": torch.tensor([[*range(30), *range(10)]])}, "position_ids from 0 to 9"),
-        ({"position_ids": torch.arange(39)[None]}, "position_ids of another form"),
-        ({"cache_position": torch.arange(5, 45)}, "cache_position from 5 to 44"),
-        ({"attention_mask": torch.ones(1, 39)}, r"attention_mask is of shape \(1, 39\)"),
-        ({"mm_encoder_outputs": {"image": torch.ones(1, 4)}}, "this pass has mm_encoder_outputs as well"),
-        ({"pixel_values": torch.zeros(1, 3, 4, 4)}, "this pass has pixel_values as well"),
-        ({"head_mask": [1.0]}, "this pass has head_mask as well"),
-        ({"use_cache": False}, "without use_cache"),
-    ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
-)
-def test_what_token_ids_do_not_tell_is_refused(served: Served, more: dict[str, Any], told: str) -> None:
-    ids = ids_of(prompt(19, 40))
-    with (
-        session(served.cache, served.model, ids) as s,
-        torch.no_grad(),
-        pytest.raises(InputError, match=told),
-    ):
-        served.model(**{"input_ids": ids, "past_key_values": s.cache, **more})
-
-
-def test_a_pass_of_one_token_may_hide_nothing_either(served: Served) -> None:
-    ids, mask = ids_of(prompt(19, 41)), torch.ones(1, 41)
+def hiding_a_token_of_the_past(model: Any, s: Any, ids: torch.Tensor) -> None:
+    mask = torch.ones_like(ids)
     mask[0, 7] = 0
-    with session(served.cache, served.model, ids) as s, torch.no_grad():
-        served.model(ids[:, :40], past_key_values=s.cache)
-        with pytest.raises(InputError, match="attention_mask must be all ones"):
-            served.model(ids[:, 40:], past_key_values=s.cache, attention_mask=mask)
-        served.model(ids[:, 40:], past_key_values=s.cache, attention_mask=torch.ones(1, 41))
+    model(ids[:, :39], past_key_values=s.cache)
+    model(ids[:, 39:], past_key_values=s.cache, attention_mask=mask)
 
 
-@pytest.mark.parametrize("mask", [torch.full((1, 41), 2), torch.full((1, 41), 0.5), torch.ones(2, 41)])
-def test_a_mask_that_weighs_tokens_is_refused(mask: torch.Tensor) -> None:
-    """Bloom and Mamba multiply by it."""
-    served, ids = Served("bloom", model=tiny_model("bloom")), ids_of(prompt(19, 41))
-    with session(served.cache, served.model, ids) as s, torch.no_grad():
-        with pytest.raises(InputError, match="attention_mask must be all ones"):
-            served.model(ids, past_key_values=s.cache, attention_mask=mask)
-        served.model(ids, past_key_values=s.cache, attention_mask=torch.ones(1, 41, dtype=torch.bool))
+def under_autocast(model: Any, s: Any, ids: torch.Tensor) -> None:
+    with torch.autocast("cpu"):
+        model(ids, past_key_values=s.cache)
 
 
-def test_token_types_of_zero_are_refused_where_the_model_looks_them_up() -> None:
-    served, tokens = Served("gpt2", model=tiny_model("gpt2")), prompt(19, 40)
-    ids, zeros = ids_of(tokens), torch.zeros(1, 40, dtype=torch.int64)
+def with_gradients(model: Any, s: Any, ids: torch.Tensor) -> None:
+    with torch.enable_grad():
+        model(ids, past_key_values=s.cache)
+
+
+IDS = prompt(19, 40)
+OTHER = ids_of(prompt(16, 40))
+ZEROS = torch.zeros(1, 40, dtype=torch.int64)
+ALL_ONES = "attention_mask must be all ones"
+REFUSED: dict[str, tuple[str, Callable[[Any, Any, torch.Tensor], Any], str]] = {
+    "beams": ("llama", asked(num_beams=2), r"\(1, n\), got \(2, 40\); num_beams and num_return_sequences must be 1"),
+    "answers": ("llama", asked(num_return_sequences=2, do_sample=True), r"shape \(1, n\), got \(2, 40\)"),
+    "assistant": ("llama", asked(prompt_lookup_num_tokens=2), "engine speculates"),
+    "no cache": ("llama", asked(use_cache=False), r"generate was called without use_cache.*use_cache=True"),
+    "left": ("llama", passed(attention_mask=torch.tensor([[0] * 3 + [1] * 37])), r"left padding, its first 3.*3:"),
+    "right": ("llama", passed(attention_mask=torch.tensor([[1] * 36 + [0] * 4])), r"right padding, its last 4.*:-4"),
+    "holes": ("llama", passed(attention_mask=torch.tensor([[1, 1, 0, 1, 0] * 8])), "has holes, 16 places from 2 to 39"),
+    "square": ("llama", passed(attention_mask=torch.zeros(1, 1, 40, 40)), f"{ALL_ONES}.*is not one of ones and zeros"),
+    "short": ("llama", passed(attention_mask=torch.ones(1, 39)), r"attention_mask is of shape \(1, 39\)"),
+    "weights": ("bloom", passed(attention_mask=torch.full((1, 40), 2)), ALL_ONES),
+    "halves": ("bloom", passed(attention_mask=torch.full((1, 40), 0.5)), ALL_ONES),
+    "two masks": ("bloom", passed(attention_mask=torch.ones(2, 40)), ALL_ONES),
+    "hidden": ("llama", hiding_a_token_of_the_past, ALL_ONES),
+    "other tokens": ("llama", passed(input_ids=OTHER), "given other tokens at 0"),
+    "fed again": ("llama", asked_twice, "position_ids from 4 to 39, and its tokens are at 44 to 79"),
+    "types": ("llama", passed(token_type_ids=ZEROS + 1), "this pass has token_type_ids as well"),
+    "types of tokens": ("gpt2", passed(token_type_ids=ZEROS), "this pass has token_type_ids as well"),
+    "embeds": ("llama", passed(input_ids=None, inputs_embeds=torch.zeros(1, 40, 32).double()), "has none: inputs"),
+    "moved": ("llama", passed(position_ids=torch.arange(3, 43)[None]), "from 3 to 42, and its tokens are at 0 to 39"),
+    "turned": ("llama", passed(position_ids=torch.arange(40).flip(0)[None]), "position_ids from 39 to 0"),
+    "in two": ("llama", passed(position_ids=torch.tensor([[*range(30), *range(10)]])), "position_ids from 0 to 9"),
+    "fewer": ("llama", passed(position_ids=torch.arange(39)[None]), "position_ids of another form"),
+    "cache": ("llama", passed(cache_position=torch.arange(5, 45)), "cache_position from 5 to 44"),
+    "encoded": ("llama", passed(mm_encoder_outputs={"image": torch.ones(1, 4)}), "has mm_encoder_outputs as well"),
+    "pixels": ("llama", passed(pixel_values=torch.zeros(1, 3, 4, 4)), "this pass has pixel_values as well"),
+    "heads": ("llama", passed(head_mask=[1.0]), "this pass has head_mask as well"),
+    "autocast": ("llama", under_autocast, r"under torch\.autocast.*Call it outside of autocast"),
+    "gradients": ("llama", with_gradients, "no_grad"),
+    "part": ("llama", lambda model, s, ids: model.model(ids, past_key_values=s.cache), "outside of a pass.*whole"),
+    "another": ("llama", lambda _, s, ids: model_of("mistral")(ids, past_key_values=s.cache), "outside of a pass"),
+    "other name": ("mamba2", passed(), "Mamba2ForCausalLM takes its cache as cache_params="),
+    "scan": (
+        "mamba", lambda model, s, ids: model(torch.tensor([[*IDS[-1:], 5]]), cache_params=s.cache, use_cache=True),
+        "goes on from a state with single tokens only, and this pass has 2",
+    ),
+    "two prompts": (
+        "mamba", lambda model, s, ids: model(torch.cat([ids, OTHER]), cache_params=s.cache, use_cache=True),
+        r"ids of shape \(1, n\), got \(2, 40\)",
+    ),
+}  # fmt: skip
+"""By name: the model, what is done with it in a session, and the words in which it is refused."""
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_token_ids_do_not_tell_is_refused(name: str) -> None:
+    model, call, told = REFUSED[name]
+    served = Served(model, model=None if model in CONFIGS else tiny_model(model))
+    wrong = pytest.raises((InputError, ProtocolError, CompositionError), match=told)
+    with wrong, session(served.cache, served.model, IDS) as s, torch.no_grad():
+        call(served.model, s, ids_of(IDS))
+    served.settled()
+
+
+def test_token_types_of_zero_are_taken_where_the_model_does_not_look_them_up_among_its_tokens() -> None:
+    gpt2, roc_bert = tiny_model("gpt2"), tiny_model("roc_bert", is_decoder=True)
     with torch.no_grad():
-        right = served.model(ids).logits
-        assert not torch.allclose(right, served.model(ids, token_type_ids=zeros).logits)
-    with session(served.cache, served.model, ids) as s, torch.no_grad():
-        with pytest.raises(InputError, match="this pass has token_type_ids as well"):
-            served.model(ids, past_key_values=s.cache, token_type_ids=zeros)
-        assert torch.allclose(right, served.model(ids, past_key_values=s.cache).logits)
+        right = gpt2(ids_of(IDS)).logits
+        assert not torch.allclose(right, gpt2(ids_of(IDS), token_type_ids=ZEROS).logits)
+    served = Served("gpt2", model=gpt2)
     with Engine(served.hf, served.cache) as engine, pytest.raises(InputError, match="has token_type_ids"):
-        engine.add(Request(tokens, 4, inputs={"token_type_ids": zeros}))
+        engine.add(Request(IDS, 4, inputs={"token_type_ids": ZEROS}))
+    served = Served("roc_bert", model=roc_bert)
+    with session(served.cache, roc_bert, IDS) as s, torch.no_grad():
+        found = roc_bert(ids_of(IDS), past_key_values=s.cache, token_type_ids=ZEROS).logits
+    assert torch.allclose(found, roc_bert(ids_of(IDS)).logits)
 
 
-def test_token_types_of_zero_are_taken_where_they_have_a_table_of_their_own() -> None:
-    served, ids = Served("roc_bert", model=tiny_model("roc_bert", is_decoder=True)), ids_of(prompt(19, 40))
-    with session(served.cache, served.model, ids) as s, torch.no_grad():
-        right = served.model(ids, past_key_values=s.cache, token_type_ids=torch.zeros(1, 40, dtype=torch.int64)).logits
-    assert torch.allclose(right, served.model(ids).logits)
+def test_a_generation_config_with_a_cache_of_its_own_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    served = Served("llama")
+    monkeypatch.setattr(served.model.generation_config, "cache_implementation", "static")
+    with pytest.raises(CompositionError, match=r"cache_implementation='static'.*cache_implementation = None"):
+        session(served.cache, served.model, IDS)
 
 
-def test_a_cache_under_another_name_is_refused() -> None:
-    """The models that are all states take whatever else they are given, and would run without the session."""
-    served, ids = Served("mamba2"), ids_of(prompt(19, 40))
-    told = pytest.raises(InputError, match="Mamba2ForCausalLM takes its cache as cache_params=")
-    with told, session(served.cache, served.model, ids) as s, torch.no_grad():
-        served.model(ids, past_key_values=s.cache)
+def test_generate_goes_on_in_a_session_of_a_model_that_is_all_states() -> None:
+    """transformers gives such a model its whole prompt, whatever is computed of it."""
+    served, ids = Served("mamba2"), ids_of(IDS)
+    given = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 4, "do_sample": False}
+    with session(served.cache, served.model, ids) as s:
+        found = served.model.generate(ids, cache_params=s.cache, **given)
+    assert torch.equal(found, served.model.generate(ids, **given))
 
 
 def test_what_says_nothing_new_is_taken(served: Served) -> None:
-    ids = ids_of(prompt(19, 40))
-    more = {"token_type_ids": torch.zeros_like(ids), "position_ids": torch.arange(40)[None], "pixel_values": None}
+    ids = ids_of(IDS)
+    more = {"token_type_ids": ZEROS, "position_ids": torch.arange(40)[None], "pixel_values": None}
     with session(served.cache, served.model, ids) as s, torch.no_grad():
-        before = served.model._forward_pre_hooks.copy()
-        inputs = {"input_ids": ids, "past_key_values": s.cache, **more}
-        for hook in before.values():
+        inputs = {"input_ids": ids, "past_key_values": s.cache, "attention_mask": ids > -1, **more}
+        for hook in served.model._forward_pre_hooks.copy().values():
             hook(served.model, (), inputs)
         assert s.sequence.reserved == 40
-
-
-def test_autocast_is_refused(served: Served) -> None:
-    ids = ids_of(prompt(19, 40))
-    told = pytest.raises(CompositionError, match=r"under torch\.autocast")
-    with session(served.cache, served.model, ids) as s, torch.no_grad(), torch.autocast("cpu"), told:
-        served.model(ids, past_key_values=s.cache)
-
-
-def test_gradients_are_refused(served: Served) -> None:
-    ids = ids_of(prompt(19, 40))
-    with session(served.cache, served.model, ids) as s, pytest.raises(InputError, match="no_grad"):
-        served.model(ids, past_key_values=s.cache)
-
-
-def test_a_part_of_the_model_or_another_model_is_refused(served: Served) -> None:
-    ids = ids_of(prompt(20, 40))
-    for other in (served.model.model, model_of("mistral")):
-        with (
-            torch.no_grad(),
-            pytest.raises(ProtocolError, match=r"layer 0 was called outside of a pass.*called as a whole"),
-            session(served.cache, served.model, ids) as s,
-        ):
-            other(ids, past_key_values=s.cache)
 
 
 @pytest.mark.parametrize("name", ["llama", "lfm3", "mamba2"])
@@ -526,27 +476,6 @@ def test_what_pools_cannot_do_says_what_to_do_instead(served: Served, what: str)
         getattr(session(served.cache, served.model, [1, 2, 3]).cache, what)(*arguments)
 
 
-class InAnotherThread(threading.Thread):
-    """Runs a call, and raises what it raised when it is joined."""
-
-    def __init__(self, call: Callable[[], Any]) -> None:
-        super().__init__(daemon=True)
-        self.call, self.error = call, None
-        self.start()
-
-    def run(self) -> None:
-        try:
-            self.call()
-        except BaseException as error:
-            self.error = error
-
-    def join(self, timeout: float | None = 60) -> None:
-        super().join(timeout)
-        assert not self.is_alive()
-        if self.error is not None:
-            raise self.error
-
-
 @pytest.mark.parametrize("served", ["llama", "lfm3"], indirect=True)
 def test_an_answer_that_another_thread_computes_is_streamed_to_the_one_that_opened_the_session(served: Served) -> None:
     """As with TextIteratorStreamer, which ends at an error only if somebody ends it."""
@@ -559,10 +488,10 @@ def test_an_answer_that_another_thread_computes_is_streamed_to_the_one_that_open
             put = staticmethod(lambda value, told=told: [told.put(int(each)) for each in value.flatten()])
             end = staticmethod(lambda told=told: told.put(None))
 
-        with session(served.cache, served.model, ids) as s:
-            worker = InAnotherThread(lambda s=s: generated(served.model, ids, 6, s.cache, streamer=Streamer()))
+        with session(served.cache, served.model, ids) as s, ThreadPoolExecutor(1) as other:
+            answer = other.submit(generated, served.model, ids, 6, s.cache, streamer=Streamer())
             streamed = list(iter(lambda told=told: told.get(timeout=60), None))
-            worker.join()
+            assert answer.result() == right
         assert streamed == right
     assert s.ready == 48
 
@@ -578,15 +507,16 @@ def test_sessions_in_several_threads_take_turns_and_one_ends_in_another(served: 
             with session(served.cache, served.model, prompts[at]) as s:
                 assert generated(served.model, prompts[at], 6, s.cache) == right[at]
 
-    threads = [InAnotherThread(lambda at=at: whole(at)) for at in (1, 2, 3)]
-    assert generated(served.model, prompts[0], 6, opened.cache) == right[0]
-    threads.append(InAnotherThread(lambda: opened.__exit__(None, None, None)))
-    for thread in threads:
-        thread.join()
-    served.cache.take_over()
-    assert [served.cache.peek(answer) for answer in right] == [48] * 4
-    with pytest.raises(ProtocolError, match=r"one thread drives a cache.*take_over"):
-        InAnotherThread(lambda: served.cache.peek(right[0])).join()
+    with ThreadPoolExecutor(4) as others:
+        ending = [others.submit(whole, at) for at in (1, 2, 3)]
+        assert generated(served.model, prompts[0], 6, opened.cache) == right[0]
+        ending.append(others.submit(opened.__exit__, None, None, None))
+        for each in ending:
+            each.result(60)
+        served.cache.take_over()
+        assert [served.cache.peek(answer) for answer in right] == [48] * 4
+        with pytest.raises(ProtocolError, match=r"one thread drives a cache.*take_over"):
+            others.submit(served.cache.peek, right[0]).result()
 
 
 def test_a_thread_that_died_in_a_pass_keeps_nobody_from_the_cache(served: Served) -> None:
@@ -594,8 +524,8 @@ def test_a_thread_that_died_in_a_pass_keeps_nobody_from_the_cache(served: Served
     ids = ids_of(prompt(23, 50))
     right = generated(served.model, ids, 6)
     handle = served.model.model.layers[1].register_forward_hook(breaking(2, SystemExit))
-    with pytest.raises(SystemExit), session(served.cache, served.model, ids) as s:
-        InAnotherThread(lambda: generated(served.model, ids, 6, s.cache)).join()
+    with pytest.raises(SystemExit), session(served.cache, served.model, ids) as s, ThreadPoolExecutor(1) as other:
+        other.submit(generated, served.model, ids, 6, s.cache).result()
     with session(served.cache, served.model, ids) as s:
         assert generated(served.model, ids, 6, s.cache) == right
     handle.remove()
