@@ -26,7 +26,7 @@ def decode_step(lengths: Sequence[int] = (1024, 131_072), sequences: int = 128, 
 
 
 def measure(length: int, sequences: int, steps: int) -> tuple[float, float, float]:
-    """(first step with tables, median of further steps with tables, median step without tables), in milliseconds."""
+    """Return the milliseconds of the first step with tables, and medians of further ones with and without."""
     token = Manifest([Buffer("kv", (1,), "int8")])
     parts = [
         Component("path", token, Path()),

@@ -32,7 +32,7 @@ HOST = {"memory": "64MiB"}
 
 
 def options_of(mode: str, shared: Mapping[str, Any]) -> dict[str, Any]:
-    """A mode of a run, as its child is told."""
+    """Return a mode of a run, as its child is told."""
     first, last = mode.split()[0], mode.split()[-1]
     told = {**shared, "mode": last if first in ("spoiled", "blind") else first}
     told["spoil"], told["blind"] = first == "spoiled", first == "blind"

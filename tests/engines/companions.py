@@ -35,7 +35,7 @@ def matrix(generator: Any, inputs: int, outputs: int, gain: float = 1.0) -> Any:
 
 
 def adapter(folder: Path, seed: int) -> None:
-    """An adapter of all projections of attention, in the form of the library peft.
+    """Save an adapter of all projections of attention, in the form of the library peft.
 
     What it adds to a projection is as large as the projection itself.
     """
@@ -56,7 +56,7 @@ def adapter(folder: Path, seed: int) -> None:
 
 
 def draft(folder: Path, seed: int) -> None:
-    """One layer of a Llama over the model's hidden state and the next token's embedding, as EAGLE has it.
+    """Save one layer of a Llama over the model's hidden state and the next token's embedding, as EAGLE has it.
 
     Embeddings and the head are the model's own. Most of what it says comes from the next token's embedding, as it is in
     the model itself, so that some of its drafts are taken. The rest is its memory, so that it shows when that is wrong.

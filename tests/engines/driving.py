@@ -46,7 +46,7 @@ def drive(told: dict[str, Any], generate: Generate) -> dict[str, Any]:
 
 
 def margin(logprobs: Sequence[float]) -> float:
-    """The distance of the two largest."""
+    """Return the distance of the two largest."""
     first, second, *_ = sorted(logprobs, reverse=True)
     return first - second
 

@@ -110,7 +110,7 @@ def normalized(name: str) -> str:
 
 
 def requirements(wheel: Path, release: Release) -> list[str]:
-    """The requirements of a wheel that are wanted, with the wheel's own versions."""
+    """Return the requirements of a wheel that are wanted, with the wheel's own versions."""
     with zipfile.ZipFile(wheel) as unpacked:
         name = next(each for each in unpacked.namelist() if each.endswith(".dist-info/METADATA"))
         lines = unpacked.read(name).decode().splitlines()
@@ -174,7 +174,7 @@ def place_stand_ins(python: Path, modules: tuple[str, ...]) -> None:
 
 
 def variables(engine: str) -> dict[str, str]:
-    """The environment variables with which the engine is started."""
+    """Return the environment variables with which the engine is started."""
     return {**os.environ, **dict(EVERYWHERE), **dict(RELEASES[engine].settings)}
 
 

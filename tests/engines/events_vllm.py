@@ -17,7 +17,7 @@ MEDIA = ("GPU", "CPU")
 
 
 def read(socket: Any, first: int | None, seconds: float) -> tuple[list[Any], int | None]:
-    """The events that have come, and the number of the batch that follows.
+    """Return the events that have come, and the number of the batch that follows.
 
     ``first``: the number of the next batch. None: nothing has come yet.
     """
@@ -36,7 +36,7 @@ def read(socket: Any, first: int | None, seconds: float) -> tuple[list[Any], int
 
 
 def links(event: Any) -> dict[Any, tuple[Any, ...]]:
-    """By block of an event that stores: its parent, tokens, size and extra keys, its group's kind and window.
+    """Return by block of an event that stores: its parent, tokens, size and extra keys, its group's kind and window.
 
     vLLM's own events of a window leave out blocks, and have the tokens of all: of their blocks nothing is known.
     """

@@ -62,7 +62,7 @@ def tree_of(components: tuple[Any, ...]) -> Any:
 
 
 def names(file: Path) -> None:
-    """An empty class for each name that ``file`` imports and SGLang does not have any more."""
+    """Make an empty class for each name that ``file`` imports and SGLang does not have any more."""
     for node in ast.walk(ast.parse(file.read_text())):
         if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("sglang"):
             continue
@@ -116,7 +116,7 @@ def on_the_record(name: str) -> property:
 
 
 def replace_record(self: Any, value: Any) -> None:
-    """A record of August had two fields alone: all else stays the request's."""
+    """Keep what a record of August did not have: it had two fields alone."""
     before = self.__dict__.get("_record")
     if before is not None and not value.holds_kv:
         for field in dataclasses.fields(value):
@@ -168,7 +168,7 @@ class Matched(base_prefix_cache.MatchResult):  # type: ignore[misc]
 
 
 def tree(cls: Any) -> None:
-    """The verbs of August over those of 0.5.23, for one class of caches."""
+    """Give one class of caches the verbs of August, over those of 0.5.23."""
     match = cls.match_prefix
 
     def match_prefix(self: Any, params: Any) -> Any:
@@ -202,7 +202,7 @@ def cache_finished_req(
 
 
 def receipts(cls: Any) -> None:
-    """A release without a receipt, as in August, takes that of the last lock on the node."""
+    """Let a release without a receipt, as in August, take that of the last lock on the node."""
     lock, unlock = cls.inc_lock_ref, cls.dec_lock_ref
     taken: dict[tuple[int, Any], list[Any]] = defaultdict(list)
 

@@ -57,7 +57,7 @@ def not_applicable(reason: str) -> None:
 
 
 def fields(cls: type) -> set[str]:
-    """All names that objects of a class have."""
+    """Return all names that objects of a class have."""
     return {*dir(cls), *re.findall(r"self\.(\w+)", inspect.getsource(cls))}
 
 

@@ -26,7 +26,7 @@ def attend(
     query: Tensor, keys: Tensor, values: Tensor, row: Tensor, length: int, scaling: float, window: int,
     tree: Tensor | None = None, causal: bool = True,
 ) -> Tensor:  # fmt: skip
-    """The last tokens of one request, (tokens, heads, width), over its first ``length`` slots in ``row``.
+    """Let the last tokens of one request attend, (tokens, heads, width), over its first ``length`` slots in ``row``.
 
     ``window``: how many tokens each sees; 0 is all. ``tree``: which of the last tokens each of them sees.
     """
@@ -164,7 +164,7 @@ def assign_draft_cache_locs_contiguous_cpu(
 def build_draft_decode_metadata_cpu(
     table: Tensor, rows: Tensor, lengths: Tensor, topk: int, steps: int, width: int
 ) -> Tensor:
-    """A table with a row for each branch of each request: what is known, and then the branch's own drafts."""
+    """Return a table with a row for each branch of each request: what is known, and then the branch's own drafts."""
     found = table.new_zeros(len(rows) * topk, width)
     for i, (row, length) in enumerate(zip(rows.tolist(), lengths.tolist(), strict=True)):
         for branch in range(topk):
@@ -210,7 +210,7 @@ def causal_conv1d_fn_cpu(
     seq_lens_cpu: Any = None, cache_indices: Any = None, has_initial_state: Any = None, activation: Any = "silu",
     **_: Any,
 ) -> Tensor:  # fmt: skip
-    """A pass over several tokens (channels, tokens) of each request."""
+    """Compute a pass over several tokens (channels, tokens) of each request."""
     found = torch.empty_like(x)
     bounds = query_start_loc.tolist()
     for i, slot in enumerate(cache_indices.tolist()):
@@ -227,7 +227,7 @@ def causal_conv1d_update_cpu(
     x: Tensor, conv_state: Tensor, weight: Tensor, bias: Tensor | None = None, activation: Any = None,
     conv_state_indices: Any = None, **_: Any,
 ) -> Tensor:  # fmt: skip
-    """A pass over one token (requests, channels)."""
+    """Compute a pass over one token (requests, channels)."""
     found = torch.empty_like(x)
     for i, slot in enumerate(conv_state_indices.tolist()):
         if slot >= 0:
@@ -238,7 +238,7 @@ def causal_conv1d_update_cpu(
 def fused_gdn_gating_cpu(
     decay: Tensor, a: Tensor, b: Tensor, bias: Tensor, beta: float = 1.0, threshold: float = 20.0
 ) -> tuple[Tensor, Tensor]:
-    """How much of the state stays (as a logarithm), and how much of a token enters it."""
+    """Return how much of the state stays (as a logarithm), and how much of a token enters it."""
     stays = -decay.float().exp() * functional.softplus(a.float() + bias.float(), beta, threshold)
     return stays.unsqueeze(0), b.float().sigmoid().unsqueeze(0)
 
@@ -289,7 +289,7 @@ def fused_sigmoid_gating_delta_rule_update_cpu(
     initial_state_source: Tensor, initial_state_indices: Tensor, cu_seqlens: Tensor,
     use_qk_l2norm_in_kernel: bool = True, softplus_beta: float = 1.0, softplus_threshold: float = 20.0,
 ) -> Tensor:  # fmt: skip
-    """A pass over one token of each request."""
+    """Compute a pass over one token of each request."""
     stays, enters = fused_gdn_gating_cpu(A_log, a, b, dt_bias, softplus_beta, softplus_threshold)
     return chunk_gated_delta_rule_cpu(q, k, v, stays, enters, initial_state_source, initial_state_indices, cu_seqlens)[
         0
@@ -300,7 +300,7 @@ def rms_norm_gated(
     x: Tensor, g: Tensor, weight: Tensor, bias: Tensor | None, activation: str = "swish", residual: Any = None,
     prenorm: bool = False, residual_in_fp32: bool = False, eps: float = 1e-6,
 ) -> Tensor:  # fmt: skip
-    """What comes out of a state's layer, normed and gated."""
+    """Return what comes out of a state's layer, normed and gated."""
     assert residual is None and bias is None
     normed = functional.rms_norm(x.float(), (x.shape[-1],), weight.float(), eps)
     gate = g.float()
@@ -309,7 +309,7 @@ def rms_norm_gated(
 
 
 def gate_shared_expert(inputs: Tensor, weight: Tensor, shared: Tensor, result: Tensor, *, do_add: bool) -> None:
-    """The expert that all tokens share, gated, to what the other experts say."""
+    """Add the expert that all tokens share, gated, to what the other experts say."""
     gated = (inputs.float() @ weight.float()).sigmoid().unsqueeze(1) * shared.float()
     result.copy_(gated + result.float() if do_add else gated)
 

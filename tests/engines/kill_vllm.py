@@ -88,14 +88,14 @@ CLIENTS: dict[str, Any] = {"LLM": Calls, "AsyncLLM": Server}
 
 
 def victims(title: str) -> list[int]:
-    """The processes below this one that vLLM named so."""
+    """Return the processes below this one that vLLM named so."""
     import psutil
 
     return [each.pid for each in psutil.Process().children(recursive=True) if title in " ".join(each.cmdline())]
 
 
 def mapping(name: str) -> list[int]:
-    """The processes of this machine that map a file of that name."""
+    """Return the processes of this machine that map a file of that name."""
     found = []
     for maps in Path("/proc").glob("[0-9]*/maps"):
         try:
@@ -166,7 +166,7 @@ def call(ask: Any, prompts: Sequence[list[int]], ended: dict[str, Any]) -> None:
 
 
 def cached(ask: Calls) -> int:
-    """Tokens that the connector brought to the new engine."""
+    """Return tokens that the connector brought to the new engine."""
     named = "vllm:external_prefix_cache_hits"
     return sum(int(each.value) for each in ask.engine.get_metrics() if each.name.startswith(named))
 

@@ -79,7 +79,7 @@ def qwen3_next() -> Any:
 
 
 def qwen3_next_slow() -> Any:
-    """The same with states that remember some fifty tokens, where those of ``qwen3_next`` forget at once."""
+    """Return the same with states that remember some fifty tokens, where those of ``qwen3_next`` forget at once."""
     return qwen3_next()
 
 

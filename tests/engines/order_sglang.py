@@ -29,7 +29,7 @@ class Ours(OurCacheInSGLang):
 
 
 def waves(seed: int, requests: int) -> Waves:
-    """All turns of a traffic, with their answers."""
+    """Return all turns of a traffic, with their answers."""
     rng = random.Random(seed)
     traffic = Traffic(requests, seed)
     found: Waves = []
@@ -42,7 +42,7 @@ def waves(seed: int, requests: int) -> Waves:
 
 
 def cached(base: type[Any], sent: Waves) -> list[int]:
-    """By request, how many of its tokens hit when it was admitted first."""
+    """Return by request how many of its tokens hit when it was admitted first."""
     kind = type("Buffered", (Scheduling, base), {"chunk": 256, "track_interval": STEP, "longest": 2048})
     made = kind("FM", PAGE, TOKENS, STATES, 1)
     hits = []

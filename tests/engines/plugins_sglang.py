@@ -146,7 +146,7 @@ def drafts() -> None:
 
 
 def drafts_in(path: Path) -> dict[str, dict[str, list[int]]]:
-    """By request, and by the number of tokens before, what was proposed last."""
+    """Return by request and by the number of tokens before, what was proposed last."""
     found: dict[str, dict[str, list[int]]] = {}
     for line in path.read_text().splitlines():
         request, length, tokens = json.loads(line)

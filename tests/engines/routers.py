@@ -38,7 +38,7 @@ NAMESPACES = ("", "", "tenant")
 
 
 def python_of(folder: Path) -> Path:
-    """The interpreter of an environment that has the indexer. It is made if it is not there."""
+    """Return the interpreter of an environment that has the indexer. It is made if it is not there."""
     python = folder / "dynamo" / "venv" / "bin" / "python"
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", str(folder / "dynamo" / "venv")], check=True)
@@ -95,7 +95,7 @@ class Indexer:
         raise AssertionError("the indexer does not listen")
 
     def ask(self, tokens: Sequence[int], namespace: str) -> dict[int, int]:
-        """By worker, how many tokens it would find."""
+        """Return by worker how many tokens it would find."""
         prompt = {"token_ids": list(tokens), "model_name": "model"}
         if namespace:
             prompt["cache_salt"] = salt_digest(PageLabel(namespace))
@@ -177,7 +177,7 @@ class Worker:
 
 
 def next_prompt(rng: random.Random, worker: Worker) -> tuple[str, tuple[int, ...]]:
-    """A new conversation, the next turn of one, or another continuation from somewhere in one."""
+    """Return a new conversation, the next turn of one, or another continuation from somewhere in one."""
     known = list(worker.prompts)
     which = rng.random()
     if known and which < 0.75:

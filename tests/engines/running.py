@@ -40,12 +40,12 @@ class Bench:
             self.python = build(engine, environment, version)
 
     def model(self, name: str) -> Path:
-        """The checkpoint of a tiny model, made once."""
+        """Return the checkpoint of a tiny model, made once."""
         assert name in MODELS, f"no such model: {name}. There are {', '.join(MODELS)}"
         return self._made("models", name)
 
     def companion(self, name: str) -> Path:
-        """A draft model or an adapter for the tiny Llama, made once."""
+        """Return a draft model or an adapter for the tiny Llama, made once."""
         return self._made("companions", name)
 
     def _made(self, module: str, name: str) -> Path:
@@ -144,7 +144,7 @@ class Bench:
         return {**found, **more, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
     def _entries(self, files: Path, plugins: Sequence[str]) -> Path:
-        """A folder with entry points for the engine's processes."""
+        """Return a folder with entry points for the engine's processes."""
         info = files / "entry" / "engine_entries-0.dist-info"
         info.mkdir(parents=True, exist_ok=True)
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: engine-entries\nVersion: 0\n")
@@ -168,7 +168,7 @@ def scene(
     bench: Bench, model: str, requests: int, seed: int, fraction: float, page: int, overlap: bool, dtype: str | None,
     apart: str = "none", draft: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
-    """What all runs of one comparison share: model, traffic, and pools for a fraction of what the traffic needs.
+    """Return what all runs of one comparison share: model, traffic, and pools for a fraction of what the traffic needs.
 
     ``apart``: what keeps requests apart, of ``worlds.WAYS``. ``draft``: whether a draft model runs beside the model.
     """

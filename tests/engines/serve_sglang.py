@@ -52,7 +52,7 @@ def options(told: dict[str, Any]) -> dict[str, Any]:
 
 
 def apart(told: Mapping[str, Any], turns: Sequence[Turn]) -> dict[str, Any]:
-    """What keeps the requests of a wave apart."""
+    """Return what keeps the requests of a wave apart."""
     worlds = [turn.conversation.world for turn in turns]
     if told["adapters"]:
         return {"lora_path": [ADAPTERS[world] for world in worlds]}

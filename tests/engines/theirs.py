@@ -135,7 +135,7 @@ def vllm_tests(bench: Bench, version: str) -> Path:
 
 
 def offline_hub(folder: Path) -> Path:
-    """A hub's cache that has the configurations of CONFIGS, and nothing else."""
+    """Return a hub's cache that has the configurations of CONFIGS, and nothing else."""
     for name, config in CONFIGS.items():
         model = folder / "hub" / f"models--{name.replace('/', '--')}"
         snapshot = model / "snapshots" / "0"
@@ -153,13 +153,13 @@ def file_of(name: str) -> str:
 
 
 def reason_of(says: str) -> str:
-    """Why a test does not pass without ours, in a few words."""
+    """Return why a test does not pass without ours, in a few words."""
     first = (says.splitlines() or ["no reason given"])[0]
     return next((why for part, why in REASONS.items() if part in says), first[:100].replace("|", "/"))
 
 
 def purpose_of(name: str, says: str) -> str | None:
-    """Why a test that fails with ours in place is none that it could pass."""
+    """Return why a test that fails with ours in place is none that it could pass."""
     if says.startswith(NOT_APPLICABLE):
         return says.splitlines()[0].removeprefix(NOT_APPLICABLE)
     if any(part in says for part in REFUSED):
@@ -168,7 +168,7 @@ def purpose_of(name: str, says: str) -> str | None:
 
 
 def table(plain: Mapping[str, Outcome], inside: Mapping[str, Outcome]) -> tuple[list[str], bool]:
-    """One line for each file, the sum below, and whether at least 95% of what is applicable passes.
+    """Return one line for each file, the sum below, and whether at least 95% of what is applicable passes.
 
     A test is applicable if it passes without ours, ours is in place in it, and its purpose is one that ours has.
     """

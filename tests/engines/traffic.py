@@ -95,7 +95,7 @@ class Traffic:
 
 
 def sizes(traffic: Traffic) -> tuple[int, int]:
-    """The memory that the traffic needs, and its longest request, in tokens.
+    """Return the memory that the traffic needs, and its longest request, in tokens.
 
     What is needed is what open conversations hold at most, shared beginnings counted once: with less, something is
     evicted that another turn would have hit. The lengths of answers are known before the answers are.
@@ -118,7 +118,7 @@ def by_world(conversations: Sequence[Conversation]) -> dict[int, list[list[int]]
 
 
 def distinct(texts: Sequence[Sequence[int]]) -> int:
-    """The tokens of these texts, shared beginnings counted once."""
+    """Return the tokens of these texts, shared beginnings counted once."""
     root: dict[int, Any] = {}
     count = 0
     for text in texts:

@@ -41,7 +41,7 @@ def strayed(answers: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def agreeing(one: Sequence[int], two: Sequence[int]) -> int:
-    """How many tokens agree from the beginning on."""
+    """Return how many tokens agree from the beginning on."""
     for at, (left, right) in enumerate(zip(one, two, strict=False)):
         if left != right:
             return at

@@ -77,6 +77,9 @@ def test_hits_and_the_reasons_of_misses_are_counted_by_component() -> None:
     assert outcome.components["state"].stops == 1
     assert outcome.hit == 20 + 16  # the last one's end was evicted, and the state where prompts parted was not
     assert outcome.states_used == 2
+    assert {name: (use.made, use.evicted, use.peak) for name, use in outcome.components.items()} == {
+        "whole": (20, 4, 16 * 32), "state": (9, 4, 5 * 8),
+    }  # fmt: skip
     assert outcome.components["whole"].alone == (16 + 20 + 16) / outcome.prompt
     assert (outcome.to_compute(0.5), outcome.to_compute(0.99)) == (24, 40)
     third = Replay(cache(whole=400, state=20)).run(asked(([1, 2, 3], 24), ([1, 2, 4], 24), ([1, 2, 5], 24)))
@@ -165,6 +168,14 @@ def test_a_request_that_is_too_long_for_the_pools_is_refused_and_counted_nowhere
         1,
         "No request was served: 1 were refused, which are too long for the pools.",
     )
+
+
+def test_states_for_which_requests_that_run_leave_no_slot_are_counted() -> None:
+    requests = asked(*(([number] * 4, 32) for number in range(10, 16)), output=40, every=0.01)
+    service = Service(prefill=1000, decode=10, max_running=6, chunk=16)
+    outcome = Replay(cache(whole=800, state=3), service=service).run(requests)
+    assert (outcome.skipped, outcome.states_made) == (12, 6)
+    assert "6 made, 0 hits went on from one, 12 not kept for lack of a slot" in str(outcome)
 
 
 def test_two_replays_of_one_trace_are_equal() -> None:

@@ -96,7 +96,7 @@ class Traffic:
                 prompt += answer
 
     async def ask(self, http: httpx.AsyncClient, prompt: str, session: str) -> str | None:
-        """One turn. What was cut or refused is an error that the client is told; None."""
+        """Ask for one turn. Return None if it was cut or refused: an error that the client is told."""
         body = {
             "prompt": prompt, "max_tokens": ANSWER, "temperature": 0, "ignore_eos": True, "stream": True,
             "stream_options": {"include_usage": True},
@@ -225,7 +225,7 @@ class Traffic:
 
 
 def run(args: argparse.Namespace) -> list[str]:
-    """What was wrong."""
+    """Return what was wrong."""
     with ExitStack() as ending:
         folder = ending.enter_context(tempfile.TemporaryDirectory())
         server: dict[str, Any] = {**SERVER, "max-queue": 8}

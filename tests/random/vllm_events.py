@@ -28,7 +28,7 @@ def hash_tokens(groups: Sequence[Group]) -> int:
 def block_hashes(
     tokens: Sequence[int], size: int, salt: str | None, adapter: str | None, images: Iterable[Span]
 ) -> list[bytes]:
-    """The names of all whole blocks of a path."""
+    """Return the names of all whole blocks of a path."""
     found: list[bytes] = []
     before = repr((salt, adapter)).encode()
     images = [*images]
@@ -99,7 +99,7 @@ class HostRouter:
         return count
 
     def tokens(self, group: Group, hashes: Sequence[bytes], size: int) -> int:
-        """How many tokens a router counts, of a prompt whose blocks of ``size`` tokens have these names."""
+        """Return how many tokens a router counts, of a prompt whose blocks of ``size`` tokens have these names."""
         found, step = 0, group.tokens // size
         for at in range(step - 1, len(hashes), step):
             if hashes[at] not in self.blocks[group.index]:
@@ -109,7 +109,7 @@ class HostRouter:
 
 
 def expected(cache: Cache, groups: Sequence[Group]) -> dict[int, dict[bytes, tuple[int, ...]]]:
-    """What a router must have: by ``Cache.contents`` and ``Cache.peek``, from scratch."""
+    """Return what a router must have: by ``Cache.contents`` and ``Cache.peek``, from scratch."""
     size, page = hash_tokens(groups), cache.composition.page
     found: dict[int, dict[bytes, tuple[int, ...]]] = {group.index: {} for group in groups}
     by_name = {group.name: group for group in groups}

@@ -101,7 +101,7 @@ RING = 64
 
 
 def follow(name: bytes, *what: object) -> bytes:
-    """The name of what follows ``name``."""
+    """Return the name of what follows ``name``."""
     return hashlib.blake2b(name + repr(what).encode(), digest_size=8).digest()
 
 
@@ -307,7 +307,7 @@ class Traffic:
         return HostEvents(self.groups, cache, made)
 
     def shaky(self, call: Any) -> Any:
-        """A call that sometimes fails."""
+        """Return a call that sometimes fails."""
 
         def called(*arguments: Any, **named: Any) -> Any:
             if self.rng.random() < self.setup.errors:
@@ -357,7 +357,7 @@ class Traffic:
 
     # ------------------------------------------------------------ names
     def name(self, request: Request, upto: int, life: Life | None = None) -> list[bytes]:
-        """The names of a request's tokens up to there: those that are new get the weights of now."""
+        """Return the names of a request's tokens up to there: those that are new get the weights of now."""
         names = (life or request.life).names
         adapter = request.lora_request and request.lora_request.lora_name
         before = names[-1] if names else follow(b"", request.cache_salt, adapter)
@@ -367,7 +367,7 @@ class Traffic:
         return names
 
     def register(self, request: Request, upto: int) -> None:
-        """The device's cache has the whole blocks up to ``upto``, whose tokens are known."""
+        """Give the device's cache the whole blocks up to ``upto``, whose tokens are known."""
         names = self.name(request, upto)
         for group, table in zip(self.groups, request.tables, strict=True):
             for at in range(upto // group.tokens):
@@ -379,14 +379,14 @@ class Traffic:
                         self.cached_as[table[at]] = key
 
     def needed(self, group: Group, boundary: int) -> set[int]:
-        """The positions of the blocks that resuming at ``boundary`` needs."""
+        """Return the positions of the blocks that resuming at ``boundary`` needs."""
         if group.is_state:
             return {boundary // group.tokens - 1}
         tokens = group.tokens
         return {at for low, high in group.reach.needs(boundary) for at in range(low // tokens, -(-high // tokens))}
 
     def local_hit(self, request: Request) -> int:
-        """The deepest boundary at which the device's cache has all that is needed."""
+        """Return the deepest boundary at which the device's cache has all that is needed."""
         names = self.name(request, request.num_tokens, Life())
         boundary = (request.num_tokens - 1) // self.page * self.page
         while boundary and not all(
@@ -480,7 +480,7 @@ class Traffic:
         return lambda name: tuple(parts[name].tables)
 
     def admit(self, request: Request, budget: int, parts: Any, new: list[int], offers: Any) -> bool:
-        """Whether a waiting request goes on, and the next one may be looked at."""
+        """Return whether a waiting request goes on, and the next one may be looked at."""
         if request.state == "loaded":
             request.state = "waiting"
             if request.failed:
@@ -531,7 +531,7 @@ class Traffic:
         return True
 
     def allocate(self, request: Request, local: int, total: int) -> list[list[int]] | None:
-        """Blocks for a request that resumes at ``total``, of which the device has all up to ``local``."""
+        """Return blocks for a request that resumes at ``total``, of which the device has all up to ``local``."""
         names = self.name(request, total, Life())
         wanted: list[tuple[int, int]] = []
         shared: list[tuple[int, int, int]] = []
@@ -560,7 +560,7 @@ class Traffic:
     def part(
         self, request: Request, count: int, guesses: int, new: list[int], offers: Any, first: bool = False
     ) -> Part | None:
-        """Blocks for ``count`` more tokens; None: there are too few."""
+        """Return blocks for ``count`` more tokens; None: there are too few."""
         begin = request.num_computed_tokens
         end = begin + count
         states = [group for group in self.groups if group.is_state]
@@ -621,7 +621,7 @@ class Traffic:
 
     # ------------------------------------------------------------ a step of the workers
     def execute(self, step: Step) -> None:
-        """The workers run a step."""
+        """Let the workers run a step."""
         for worker in self.workers:
             worker.before(step.plan)
         for block in step.new_blocks:
@@ -727,7 +727,7 @@ class Traffic:
         return made if self.device == "cpu" else made.pin_memory().to(self.device, non_blocking=True)
 
     def garbage(self, tables: list[list[int]], begin: int, end: int) -> None:
-        """What a guess that is refused leaves."""
+        """Write what a guess that is refused leaves."""
         for group, table in zip(self.groups, tables, strict=True):
             for layers in self.memory:
                 for name in group.layer_names:
@@ -736,7 +736,7 @@ class Traffic:
                         layers[name][table[at // group.tokens], place : place + WIDTH] = 0xAA
 
     def update(self, step: Step, sampled: list[list[int]]) -> None:
-        """The scheduler takes in the output of a step."""
+        """Let the scheduler take in the output of a step."""
         for part, tokens in zip(step.parts, sampled, strict=True):
             request = part.request
             request.steps -= 1
@@ -794,7 +794,7 @@ class Traffic:
         self.end(request)
 
     def reset(self) -> None:
-        """The weights are others now. Some running requests go on with what they have: nothing of it may be kept."""
+        """Change the weights. Some running requests go on with what they have: nothing of it may be kept."""
         while self.steps:
             self.work()
         for request in [*self.running]:
@@ -811,7 +811,7 @@ class Traffic:
         self.count["resets"] += 1
 
     def copies(self) -> None:
-        """Some copies are made, and some fail."""
+        """Make some copies, of which some fail."""
         for copier in MADE:
             for _ in range(self.rng.randrange(3)):
                 if copier.queue:
@@ -846,7 +846,7 @@ class Traffic:
                 self.check_events()
 
     def check_events(self) -> None:
-        """A router has what the oracle says, and promises no prompt less than the host can bring."""
+        """Check that a router has what the oracle says, and promises no prompt less than the host can bring."""
         right = expected(self.books.cache, self.groups)
         assert self.setup.errors or not self.side.events.failures
         for group in self.groups:

@@ -64,11 +64,11 @@ class RunningFleet:
         return self.http.post("/v1/completions", json=body, headers=headers)
 
     def replicas(self) -> dict[str, dict[str, Any]]:
-        """By name, what the fleet tells of each replica."""
+        """Return by name what the fleet tells of each replica."""
         return {each["name"]: each for each in self.http.get("/fleet").json()["replicas"]}
 
     def figures(self, name: str) -> dict[str, float]:
-        """By replica, a figure of ``/metrics`` that has no other labels, as it is now."""
+        """Return by replica a figure of ``/metrics`` that has no other labels, as it is now."""
         time.sleep(1.2 * FRESH_SECONDS)
         lines = [line for line in self.http.get("/metrics").text.splitlines() if line.startswith(f'{name}{{replica="')]
         return {line.split('"')[1]: float(line.rpartition(" ")[2]) for line in lines}
@@ -99,7 +99,7 @@ class RunningFleet:
 def running_fleet(
     folder: Path, *, environment: Mapping[str, str] = {}, **tables: Mapping[str, Any]
 ) -> Iterator[RunningFleet]:
-    """A fleet of this file while the block runs. In the end no process of it is left."""
+    """Run a fleet of this file in the block. In the end no process of it is left."""
     port = free_port()
     tables = {"server": SERVER, **tables, "front": {**tables.get("front", {}), "port": port}}
     path = folder / f"fleet-{port}.toml"
@@ -142,7 +142,7 @@ def running_fleet(
 
 
 def descendants(pid: int) -> set[int]:
-    """All processes that a process started, and those that these started."""
+    """Return all processes that a process started, and those that these started."""
     parents: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -160,7 +160,7 @@ def descendants(pid: int) -> set[int]:
 
 
 def text(name: str, length: int = 700) -> str:
-    """A prompt of so many tokens that begins with ``name``."""
+    """Return a prompt of so many tokens that begins with ``name``."""
     return (f"{name} tells of the sea and of ships, " * (length // 8))[:length]
 
 
@@ -170,12 +170,12 @@ def said(answer: httpx.Response) -> str:
 
 
 def cached(answer: httpx.Response) -> int:
-    """How many tokens of the prompt hit."""
+    """Return how many tokens of the prompt hit."""
     return int(answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
 
 
 def told_by(answer: httpx.Response) -> str:
-    """The replica that answered."""
+    """Return the replica that answered."""
     return answer.headers["x-prefixloom-replica"]
 
 

@@ -62,7 +62,7 @@ def second_machine() -> Iterator[list[str]]:
 
 @contextmanager
 def ray_on_two_machines(folder: Path, cpus: int) -> Iterator[str]:
-    """A Ray cluster with so many CPUs on this machine and as many on a second one. Yields its address.
+    """Run a Ray cluster with so many CPUs on this machine and as many on a second one. Yield its address.
 
     Meanwhile the environment has the token by which processes join it.
     """

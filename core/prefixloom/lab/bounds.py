@@ -49,7 +49,7 @@ def chained(paths: Iterable[Path], namespaces: Iterable[Hashable] | None = None)
 
 
 def optimum(paths: Sequence[Path], capacity: int) -> list[int]:
-    """The blocks that each request hits under MIN with bypass, in one pool of ``capacity`` blocks that starts empty.
+    """Return the blocks that each request hits under MIN with bypass, in a pool of ``capacity`` blocks, empty at first.
 
     The sum of these is the most that any policy can hit. It takes O(n log n) for n names of blocks.
     """
@@ -218,7 +218,7 @@ class _Stays:
         self.step = float(self.depth.double().sum() / spans.sum().clamp(min=1)) / 4 if len(places) else 0.0
 
     def dual(self, prices: list[torch.Tensor]) -> tuple[float, list[torch.Tensor]]:
-        """The bound with these prices, and its slope in each of them."""
+        """Return the bound with these prices, and its slope in each of them."""
         gain = self.depth.double()
         total = 0.0
         for (capacity, start), price in zip(self.pools, prices, strict=True):

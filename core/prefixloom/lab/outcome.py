@@ -116,11 +116,11 @@ class ReplayOutcome:
         return sum(each.capacity * each.page_bytes for each in self.components.values())
 
     def to_compute(self, part: float) -> int:
-        """The tokens to compute below or at which this part of the requests lies: 0.5 for the median."""
+        """Return the tokens to compute below or at which this part of the requests lies: 0.5 for the median."""
         return percentile(self.left, part)
 
     def as_dict(self) -> dict[str, Any]:
-        """All figures as plain data."""
+        """Return all figures as plain data."""
         told = attrs.asdict(self)
         told["left"] = {str(tokens): count for tokens, count in sorted(self.left.items())}
         told |= {
@@ -134,7 +134,7 @@ class ReplayOutcome:
 
 
 def percentile(counts: Mapping[int, int], part: float) -> int:
-    """The value below or at which this part of the counted lies; 0 if nothing was counted."""
+    """Return the value below or at which this part of the counted lies; 0 if nothing was counted."""
     wanted, seen = part * sum(counts.values()), 0
     for value in sorted(counts):
         seen += counts[value]
@@ -163,7 +163,7 @@ class Tally:
         self._moments = 0
 
     def sample_due(self) -> bool:
-        """Whether this moment is one of those that are kept."""
+        """Return whether this moment is one of those that are kept."""
         self._moments += 1
         return self._moments % self.every == 0
 
@@ -177,7 +177,7 @@ class Tally:
 
 
 def describe(outcome: ReplayOutcome) -> list[str]:
-    """An outcome as lines for a terminal."""
+    """Return an outcome as lines for a terminal."""
     if not outcome.requests:
         why = f": {outcome.refused:,} were refused, which are too long for the pools" if outcome.refused else ""
         return [f"No request was served{why}.", *outcome.notes]
@@ -245,7 +245,7 @@ def table_of(
 
 
 def reasons(outcome: ReplayOutcome) -> Iterable[tuple[str, float]]:
-    """(in words, share of the prompt tokens) of each reason why tokens missed, the largest first."""
+    """Return (in words, share of the prompt tokens) of each reason why tokens missed, the largest first."""
     words = {NEW: "new", GONE: "evicted with their keys", ROUNDED: "behind the last place where a hit may end"}
     for reason, tokens in sorted(outcome.missed.items(), key=lambda each: -each[1]):
         if reason in words:
@@ -257,7 +257,7 @@ def reasons(outcome: ReplayOutcome) -> Iterable[tuple[str, float]]:
 
 
 def columns(rows: list[tuple[str, ...]]) -> list[str]:
-    """Rows in aligned columns: the first to the left, the others to the right."""
+    """Return rows in aligned columns: the first to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(

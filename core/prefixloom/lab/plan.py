@@ -111,7 +111,7 @@ class CapacityPlan:
         return min(alone, key=lambda name: alone[name]) if len(set(alone.values())) > 1 else ""
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it as plain data."""
+        """Return all of it as plain data."""
         told = attrs.asdict(self, filter=lambda field, _: field.name not in ("curve", "pages", "grids"))
         told |= {name: [each.as_dict() for each in getattr(self, name)] for name in ("curve", "pages", "grids")}
         knee = self.knee
@@ -119,7 +119,7 @@ class CapacityPlan:
 
 
 def name_of(multiple: float) -> str:
-    """How the outcome of a multiple of the budget is called."""
+    """Return how the outcome of a multiple of the budget is called."""
     return f"{multiple:g} x the budget"
 
 
@@ -193,12 +193,12 @@ def make_plan(
 
 
 def running_in(setup: Setup) -> int:
-    """How many requests run at once."""
+    """Return how many requests run at once."""
     return RUNNING if setup.service is None else setup.service.max_running
 
 
 def traffic_of(requests: Iterable[LabRequest], running: int) -> Traffic:
-    """The traffic that the first requests of a trace are like.
+    """Return the traffic that the first requests of a trace are like.
 
     A conversation is a path that no other one goes on from. What is not a conversation's own counts as shared.
     """
@@ -257,7 +257,7 @@ def cost_of(setup: Setup, length: int, common: int) -> RequestCost:
 
 
 def fit_of(cache: Cache, cost: RequestCost) -> Fit:
-    """How many requests like this run at once, and how many are cached with nothing running."""
+    """Return how many requests like this run at once, and how many are cached with nothing running."""
     capacity = {name: each.capacity for name, each in cache.stats().components.items()}
     running = {name: capacity[name] // most for name, most in cost.running.items() if most}
     cached = {}
@@ -281,7 +281,7 @@ def _grid_name(grid: int) -> str:
 
 
 def _with_grid(setup: Setup, cache: Cache, grid: int) -> Setup:
-    """The setup with states that are kept every ``grid`` tokens."""
+    """Return the setup with states that are kept every ``grid`` tokens."""
     more = {name: {**setup.options.get(name, {}), "checkpoint_every": grid} for name in _states(cache)}
     return attrs.evolve(setup, options={**setup.options, **more})
 
@@ -297,7 +297,7 @@ def cost_table(plan: CapacityPlan) -> list[tuple[str, ...]]:
 
 
 def describe_plan(plan: CapacityPlan) -> list[str]:
-    """A plan as lines for a terminal."""
+    """Return a plan as lines for a terminal."""
     told = [f"{plan.model}, {size_text(plan.memory)}", "", *plan.sizing, "", "What one request takes:"]
     fit = plan.fit
     told += [

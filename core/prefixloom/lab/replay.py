@@ -137,7 +137,7 @@ class Serving(ABC):
 
     @abstractmethod
     def _holds(self, length: int) -> bool:
-        """Whether a request that comes to ``length`` tokens can run at all."""
+        """Return whether a request that comes to ``length`` tokens can run at all."""
 
     @abstractmethod
     def _open(self, active: Active) -> bool:
@@ -160,7 +160,7 @@ class Serving(ABC):
         return sum(each.made for each in components.values() if not each.page_tokens)
 
     def _at(self, now: float) -> None:
-        """The virtual time is ``now``."""
+        """Set the virtual time."""
         self._now = now
 
     # ------------------------------------------------------------ running
@@ -181,7 +181,10 @@ class Serving(ABC):
         return self.outcome()
 
     def arrive(self, request: LabRequest, number: int, seen: SeenPrefixes) -> Active | None:
-        """A request as it is served here, with its ideal. None: it is too long for the pools, and counts as refused."""
+        """Return a request as it is served here, with its ideal.
+
+        None: it is too long for the pools, and counts as refused.
+        """
         if self._first is None:
             self._first = request.at
         if not self._holds(request.prompt.count + max(0, request.output - 1)):
@@ -235,9 +238,9 @@ class Serving(ABC):
         self._waiting.append(active)
 
     def due(self) -> float:
-        """When the next event is: the next tokens of an answer, or the next chunk of a prompt. Infinite: there is none.
+        """Return when the next event is: the next tokens of an answer, or the next chunk of a prompt.
 
-        It does not change until ``advance`` or ``submit`` is called.
+        Infinite: there is none. It does not change until ``advance`` or ``submit`` is called.
         """
         return min(self._prompt_due(), self._decode_due())
 
@@ -262,7 +265,7 @@ class Serving(ABC):
         return dropped
 
     def _prompt_due(self) -> float:
-        """When the next chunk of a prompt begins, or the next request can be admitted."""
+        """Return when the next chunk of a prompt begins, or the next request can be admitted."""
         if self._prefilling is not None:
             return self._free_at
         if self._blocked and not self._alive:
@@ -281,13 +284,13 @@ class Serving(ABC):
         return decoding[0][0] if decoding else math.inf
 
     def _candidate(self) -> Active | None:
-        """The request that is admitted next: one that was retracted comes before those that wait."""
+        """Return the request that is admitted next: one that was retracted comes before those that wait."""
         if self._retracted:
             return self._retracted[0][1]
         return self._waiting[0] if self._waiting else None
 
     def _take_candidate(self) -> None:
-        """The candidate waits no longer."""
+        """Take the candidate out of those that wait."""
         if self._retracted:
             heapq.heappop(self._retracted)
         else:
@@ -348,7 +351,7 @@ class Serving(ABC):
         return False
 
     def _seconds(self, active: Active, start: int) -> float:
-        """How long the chunk took that a prompt was computed by, from ``start`` on."""
+        """Return how long the chunk took that a prompt was computed by, from ``start`` on."""
         assert self._service is not None
         return (active.launched - start) / self._service.prefill
 
@@ -378,18 +381,18 @@ class Serving(ABC):
         heapq.heappush(self._decoding, (at, active.event, active))
 
     def _left(self, active: Active) -> int:
-        """Tokens that a request still decodes. The last one of an answer is never computed."""
+        """Return tokens that a request still decodes. The last one of an answer is never computed."""
         return max(0, active.request.output - 1 - active.decoded)
 
     def _retract(self, active: Active) -> None:
-        """A running request gives its room to others. What it computed stays cached; it begins again later."""
+        """Give the room of a running request to others. What it computed stays cached; it begins again later."""
         assert active.sequence is not None
         active.sequence.close()
         active.sequence, active.event = None, -1
         self._tally.retracted += 1
 
     def _refuse(self, active: Active) -> None:
-        """The pools are too small for a request, even alone."""
+        """Refuse a request for which the pools are too small even if nothing else runs."""
         if active.sequence is not None:
             active.sequence.abort()
             active.sequence = None
@@ -625,7 +628,7 @@ class Replay(Serving):
             step.run_ops()
 
     def _answer(self, active: Active, start: int, end: int) -> Tokens:
-        """Tokens of an answer: those that the trace knows, or such as no other request has."""
+        """Return tokens of an answer: those that the trace knows, or such as no other request has."""
         count = active.request.prompt.count
         if active.request.whole is not None:
             known = active.tokens.part(count + start, count + end)
@@ -659,7 +662,7 @@ class PoolRoom:
         self._held: dict[int, dict[str, int]] = {}
 
     def held(self, length: int) -> dict[str, int]:
-        """By component: how many pages a sequence of ``length`` tokens holds at most while it runs."""
+        """Return by component how many pages a sequence of ``length`` tokens holds at most while it runs."""
         found = {}
         for part in self._parts:
             size = part.page_tokens
@@ -668,12 +671,12 @@ class PoolRoom:
         return found
 
     def holds(self, length: int) -> bool:
-        """Whether a request that comes to ``length`` tokens can run at all."""
+        """Return whether a request that comes to ``length`` tokens can run at all."""
         held = self.held(length)
         return all(held[part.name] <= part.capacity for part in self._parts)
 
     def suffices(self, launched: int, end: int) -> bool:
-        """Whether a prompt that is computed up to ``launched`` can be computed up to ``end`` now."""
+        """Return whether a prompt that is computed up to ``launched`` can be computed up to ``end`` now."""
         figures, held = self._cache.stats().components, self.held(end + 1)
         for part in self._parts:
             pages = -(-(end + 1) // part.page_tokens) - -(-launched // part.page_tokens)

@@ -22,7 +22,7 @@ class SeenPrefixes:
         return len(self._links)
 
     def take(self, request: LabRequest, leave: int = 1, answers: bool = True) -> int:
-        """The tokens of a request that would hit, of which at least ``leave`` are computed; it is seen from now on.
+        """Return the tokens of a request that would hit, if ``leave`` are computed at least. It is seen from now on.
 
         ``answers``: whether its answer is cached as well.
         """
@@ -33,7 +33,7 @@ class SeenPrefixes:
         return max(0, most) // self._page * self._page
 
     def _add(self, prompt: Prompt, namespace: str) -> int:
-        """The tokens of ``prompt`` that were seen before."""
+        """Return the tokens of ``prompt`` that were seen before."""
         unit, links = prompt.chain(namespace, self._page)
         seen = self._links
         known = 0

@@ -99,7 +99,7 @@ class Setup:
 
 
 def _tier_below(memory: int | str) -> object:
-    """A tier of so much memory, of the installed plugin that has one."""
+    """Return a tier of so much memory, of the installed plugin that has one."""
     registry = default_registry()
     for offer in registry.offers():
         if offer.offer == "component" and offer.status == "ok" and not offer.layer_kinds:
@@ -112,7 +112,7 @@ def _tier_below(memory: int | str) -> object:
 
 
 def _made(kind: ComponentType, memory: int | str) -> object:
-    """A component of this kind with so much memory; None if it takes none."""
+    """Return a component of this kind with so much memory; None if it takes none."""
     try:
         return kind.make(memory=memory)
     except TypeError:
@@ -122,7 +122,7 @@ def _made(kind: ComponentType, memory: int | str) -> object:
 def replay_all(
     setups: Sequence[Setup], trace: Trace, *, jobs: int = 1, told: Callable[[int, ReplayOutcome], None] | None = None
 ) -> list[ReplayOutcome]:
-    """The outcomes of all setups on one trace, in their order, in ``jobs`` processes.
+    """Return the outcomes of all setups on one trace, in their order, in ``jobs`` processes.
 
     ``told`` is called with the number of each setup and its outcome when it is done.
     """
@@ -133,7 +133,7 @@ def outcomes_of(
     work: Callable[..., Outcome], asked: Sequence[tuple[Any, ...]], *, jobs: int,
     told: Callable[[int, Outcome], None] | None,
 ) -> list[Outcome]:  # fmt: skip
-    """What ``work`` returns for the arguments of each, in their order, in ``jobs`` processes.
+    """Return what ``work`` returns for the arguments of each, in their order, in ``jobs`` processes.
 
     ``told`` is called with the number of each and its outcome when it is done. What it raises ends all.
     """

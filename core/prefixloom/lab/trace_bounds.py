@@ -65,7 +65,7 @@ class TraceBounds:
             self._lengths.append(request.prompt.count + max(0, request.output - 1))
 
     def hit_rate(self, cache: Cache, chunk: int) -> float | None:
-        """The bound for a cache that computes ``chunk`` tokens in a step, of the requests that it can hold.
+        """Return the bound for a cache that computes ``chunk`` tokens in a step, of the requests that it can hold.
 
         None: there is none for a cache with a tier below, for blocks of several sizes, or for a trace that is too long.
         """
@@ -83,7 +83,7 @@ class TraceBounds:
 
 
 def pools_of(parts: Sequence[Part], page: int, longest: int) -> Pools:
-    """The pools of a composition in pages of ``page`` tokens, for paths of at most ``longest`` pages."""
+    """Return the pools of a composition in pages of ``page`` tokens, for paths of at most ``longest`` pages."""
     whole: list[float] = []
     states: list[float] = []
     windows: list[tuple[float, int]] = []
@@ -104,7 +104,7 @@ def pools_of(parts: Sequence[Part], page: int, longest: int) -> Pools:
 
 
 def width_of(part: Part, page: int, longest: int) -> int | None:
-    """How many tokens before any boundary are needed at least, if that is not all of them; None: always all."""
+    """Return how many tokens before any boundary are needed at least, if that is not all of them; None: always all."""
     if part.reach.closed_upward:
         return None
     if part.reach.shape is None:
@@ -115,7 +115,7 @@ def width_of(part: Part, page: int, longest: int) -> int | None:
 
 
 def share_closed(outcome: ReplayOutcome, outcomes: Sequence[ReplayOutcome], bounds: Sequence[Bound]) -> str:
-    """How much of the gap between LRU and the bound an outcome closes, as text; empty where one of both is missing."""
+    """Return how much of the gap between LRU and the bound an outcome closes, as text; empty if one of them lacks."""
     lru = next((each for each in outcomes if each.policy == "lru" and each.bytes == outcome.bytes), None)
     best = next((each.hit_rate for each in bounds if each.bytes == outcome.bytes), None)
     if lru is None or best is None or best - lru.hit_rate < 1e-6:

@@ -113,7 +113,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _asked(args: argparse.Namespace) -> list[tuple[FleetSetup, RepeatedTrace]]:
-    """Every fleet that is asked for, with its trace. What is wrong is told before anything is simulated."""
+    """Return every fleet that is asked for, with its trace. What is wrong is told before anything is simulated."""
     size = {"memory": args.memory} if args.memory is not None else {"capacity": parse_capacity(args.capacity)}
     trace: RequestFile | SyntheticTrace
     trace = trace_of(args) if args.traffic is None else synthetic_trace(args.traffic, args.limit)
@@ -143,7 +143,7 @@ def _number(option: str, text: str, kind: Callable[[str], Value]) -> Value:
 
 
 def _text(outcomes: list[FleetOutcome]) -> str:
-    """Outcomes as text: a table for each trace, of which there is one for each number of copies."""
+    """Return outcomes as text: a table for each trace, of which there is one for each number of copies."""
     first = outcomes[0]
     told = [f"{size_text(first.bytes)} of pools a replica, {first.prefill:,.0f} tokens of prompts a second", ""]
     for trace in dict.fromkeys(each.trace for each in outcomes):

@@ -79,7 +79,10 @@ def check_free(config: FleetConfig) -> None:
 
 
 def reached(address: str) -> str:
-    """The address of a cluster whose head answers. ``NotRunning``: none does, for which Ray would wait many minutes."""
+    """Return the address of a cluster whose head answers.
+
+    ``NotRunning``: none does. Ray would wait for it for many minutes.
+    """
     if address == "local" or "://" in address:
         raise NotRunning(f"the address of a Ray cluster is HOST:PORT or auto, got {address!r}")
     try:
@@ -93,7 +96,7 @@ def reached(address: str) -> str:
 
 
 def own_cluster() -> str:
-    """The address of the cluster that a fleet on this machine has begun for itself, and not of one that others began.
+    """Return the address of the cluster that a fleet on this machine has begun for itself, and not others.
 
     ``NotRunning``: there is none, or there are several.
     """
@@ -129,7 +132,7 @@ def deploy(config: FleetConfig, revision: str = "1") -> str:
     patience = float(settings.numbers["drain"]) + 10.0
 
     def servers(name: str, role: Role, policy: str, **count: Any) -> Any:
-        """A deployment of replicas that do this."""
+        """Return a deployment of replicas that do this."""
         numbers = config.settings_of(role).numbers
         return serve.deployment(Replica).options(
             name=name,
@@ -201,7 +204,7 @@ def start_http(config: FleetConfig, logging_config: LoggingConfig) -> None:
 
 
 def why(config: FleetConfig) -> str:
-    """What Ray says of the deployments that do not run: of a traceback, its last line."""
+    """Return what Ray says of the deployments that do not run: of a traceback, its last line."""
     told = serve.status().applications.get(config.name)
     messages = [] if told is None else [each.message for each in told.deployments.values() if each.message]
     return "; ".join(message.strip().splitlines()[-1].strip() for message in messages)
@@ -228,12 +231,12 @@ def joined(config: FleetConfig, address: str) -> Iterator[None]:
 
 
 def cluster_address() -> str:
-    """Where further processes join the cluster."""
+    """Return where further processes join the cluster."""
     return str(ray.get_runtime_context().gcs_address)
 
 
 def is_running(config: FleetConfig) -> bool:
-    """Whether the application is there, in the cluster that this process has joined."""
+    """Return whether the application is there, in the cluster that this process has joined."""
     return config.name in serve.status().applications
 
 

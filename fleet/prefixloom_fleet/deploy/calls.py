@@ -79,7 +79,7 @@ class RoutedCall:
         return type(None), ()
 
     def goes_to(self, replica: TrackedReplica) -> None:
-        """The router sends it to ``replica``, or expects to. Where the try is over, the router says it in vain."""
+        """Note that the router sends it to ``replica``, or expects to. If the try is over, nothing is noted."""
         with self._lock:
             if not self._over and replica is not self.replica:
                 self._leave(None)
@@ -102,7 +102,7 @@ class RoutedCall:
 
 
 async def answered(app: ASGIApp, call: HttpCall, name: str) -> AsyncIterator[ResponseHead | bytes | ResponseEnd]:
-    """What ``app`` answers to ``call``. Whoever leaves early ends the call, as a client that closes its connection."""
+    """Yield what ``app`` answers to ``call``. Whoever leaves early ends the call, as a client that hangs up."""
     hits: list[int] = []
     come: asyncio.Queue[Message | BaseException | None] = asyncio.Queue()
     body = [call.body]

@@ -79,7 +79,7 @@ class FleetConfig:
     prefill_policy: str = "resumable"
 
     def options_of(self, role: Role) -> list[str]:
-        """The options of a server that does this, without those of ``listening``."""
+        """Return the options of a server that does this, without those of ``listening``."""
         if role == "prefill":
             return [*self.prefill_options]
         return [*self.options, *(["--prefill="] if role == "decode" else [])]
@@ -90,19 +90,19 @@ class FleetConfig:
         return "decode" if self.prefill else "whole"
 
     def settings_of(self, role: Role) -> ServeSettings:
-        """The settings of a server that does this. ``InputError``: an option has a wrong value."""
+        """Return the settings of a server that does this. ``InputError``: an option has a wrong value."""
         options = [*self.options_of(role), *listening(role, self.events)]
         return server_settings(options, "[prefill]" if role == "prefill" else "[server]")
 
 
 def listening(role: Role, events: bool, host: str = "127.0.0.1") -> list[str]:
-    """The options by which a server listens for the rest of the fleet, at free ports of its machine ``host``."""
+    """Return the options by which a server listens for the rest of the fleet, at free ports of its machine ``host``."""
     options = [f"--events=tcp://{host}:0"] if events else []
     return [*options, f"--as-prefill=tcp://{host}:0"] if role == "prefill" else options
 
 
 def server_settings(options: list[str], table: str = "[server]") -> ServeSettings:
-    """What ``prefixloom serve`` makes of these options."""
+    """Return what ``prefixloom serve`` makes of these options."""
     parser = OptionParser(prog=table, add_help=False, allow_abbrev=False)
     add_arguments(parser)
     try:
@@ -160,7 +160,7 @@ def read_fleet(path: Path) -> FleetConfig:
 
 
 def fleet_of(tables: Mapping[str, Any], folder: Path = Path()) -> FleetConfig:
-    """The fleet of these tables. Relative paths are seen from ``folder``."""
+    """Return the fleet of these tables. Relative paths are seen from ``folder``."""
     found: dict[str, Any] = {}
     for table, values in tables.items():
         if table not in (*FIELDS, *SERVERS) or not isinstance(values, dict):
@@ -195,7 +195,7 @@ SERVERS = ("server", "prefill")
 
 
 def prefill_fields(values: Mapping[str, Any], server: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """The table ``[prefill]``: how many servers compute prompts, and in what they differ from the others."""
+    """Return the table ``[prefill]``: how many servers compute prompts, and in what they differ from the others."""
     more = dict(values)
     count = checked("[prefill] replicas", "prefill", more.pop("replicas", 1), int)
     for name in more:
@@ -206,7 +206,7 @@ def prefill_fields(values: Mapping[str, Any], server: Mapping[str, Any], folder:
 
 
 def checked(where: str, field: str, value: Any, kind: type | tuple[type, ...]) -> Any:
-    """The value, if it has its type and lies in its range."""
+    """Return the value, if it has its type and lies in its range."""
     kinds = kind if isinstance(kind, tuple) else (kind,)
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         words = " or ".join(WORDS.get(each, "a number") for each in kinds)
@@ -233,7 +233,7 @@ PATHS = ("model", "keys", "prefill-keys", "events-keys")
 
 
 def options_of(values: Mapping[str, Any], folder: Path, table: str = "[server]") -> tuple[str, ...]:
-    """A table of a server's options as those of the command line."""
+    """Return a table of a server's options as those of the command line."""
     options: list[str] = []
     for name, value in values.items():
         if name.replace("_", "-") in NOT_HERE:

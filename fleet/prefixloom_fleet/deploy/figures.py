@@ -41,7 +41,7 @@ class FrontFigures:
 
 
 def gauges_of(known: Iterable[TrackedReplica], ranks: Mapping[str, str]) -> Iterable[Metric]:
-    """What a router knows of each replica."""
+    """Return what a router knows of each replica."""
     running = GaugeMetricFamily("prefixloom:fleet_running", "requests under way at a replica", labels=["replica"])
     ahead = GaugeMetricFamily("prefixloom:fleet_tokens_ahead", "tokens of prompts to be computed", labels=["replica"])
     heard = GaugeMetricFamily("prefixloom:fleet_events_used", "1: its events are gone by", labels=["replica"])
@@ -54,7 +54,7 @@ def gauges_of(known: Iterable[TrackedReplica], ranks: Mapping[str, str]) -> Iter
 
 
 def together(texts: Mapping[str, str]) -> bytes:
-    """The texts of several replicas, by rank, as one."""
+    """Return the texts of several replicas, by rank, as one."""
     families: dict[str, Metric] = {}
     for rank, text in sorted(texts.items()):
         for family in text_string_to_metric_families(text):

@@ -125,7 +125,7 @@ class Front:
 
     # ------------------------------------------------------------ one replica answers
     async def _routing(self, request: Request, call: HttpCall) -> RoutingRequest:
-        """What the router is told. Of what a replica will refuse, nothing: it may go anywhere."""
+        """Return what the router is told. Of what a replica will refuse, nothing: it may go anywhere."""
         session = request.headers.get(self._config.session, "")
         kind = next((form.body for form in FORMS if form.path == call.path), None)
         if kind is None or len(call.body) > LONGEST_CHOICE:
@@ -191,7 +191,7 @@ class Front:
         return HandedOn(self._rest(first, attempt, events), attempt, head.status, headers)
 
     async def _rest(self, first: list[bytes], attempt: Attempt, events: bool) -> AsyncIterator[bytes]:
-        """The answer from its first byte on. What goes wrong now, the client is told as an event."""
+        """Yield the answer from its first byte on. What goes wrong now, the client is told as an event."""
         try:
             for piece in first:
                 yield piece
@@ -222,12 +222,12 @@ class Front:
         return JSONResponse({"replicas": {name: json.loads(body) for name, (_, body) in sorted(answers.items())}})
 
     async def _broadcast(self, call: HttpCall) -> dict[str, tuple[int, bytes]]:
-        """By replica, the status and body of its answer. Those that do not answer are not in it."""
+        """Return by replica the status and body of its answer. Those that do not answer are not in it."""
         answering, computing = await self._both(call)
         return {**answering, **computing}
 
     async def _both(self, call: HttpCall) -> list[dict[str, tuple[int, bytes]]]:
-        """The same for those that answer clients, and for those that compute their prompts."""
+        """Return the same for those that answer clients, and for those that compute their prompts."""
         handles = (self._replicas, self._prefill)
         return await asyncio.gather(*(broadcast(handle, call) for handle in handles))
 
@@ -245,7 +245,7 @@ class Front:
         return Response(body, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def _health(self) -> Response:
-        """Whether any replica is well that answers clients. Without those that compute prompts, it goes on as well."""
+        """Tell whether any replica is well that answers clients. Those that compute prompts are not needed for that."""
         both = await self._both(HttpCall("GET", "/health", b"", [], b""))
         well, prefill = (sorted(name for name, (status, _) in each.items() if status == 200) for each in both)
         ill = sorted({*both[0], *both[1]} - {*well, *prefill})
@@ -255,7 +255,7 @@ class Front:
         return JSONResponse(told, 200 if well else 503)
 
     async def _fleet(self) -> Response:
-        """All replicas, for ``prefixloom fleet status`` and ``prefixloom top --fleet``."""
+        """Return all replicas, for ``prefixloom fleet status`` and ``prefixloom top --fleet``."""
         rows = []
         by_name = {each.name: each for each in self._replicas_known()}
         answers = await self._broadcast(HttpCall("GET", "/insight", b"", [], b""))
@@ -281,7 +281,7 @@ class Front:
         return JSONResponse({"policy": self._config.policy, "requests": outcomes, "replicas": rows})
 
     def _replicas_known(self) -> Sequence[TrackedReplica]:
-        """What the routers know."""
+        """Return what the routers know."""
         return [*self._known.known(), *([] if self._prefill_router is None else self._prefill_router.replicas.known())]
 
     # ------------------------------------------------------------ counting
@@ -290,7 +290,7 @@ class Front:
 
 
 async def broadcast(handle: DeploymentHandle[Any] | None, call: HttpCall) -> dict[str, tuple[int, bytes]]:
-    """By replica of one deployment, the status and body of its answer. Those that do not answer are not in it."""
+    """Return by replica of one deployment the status and body of its answer. Those that do not answer are left out."""
     if handle is None:
         return {}
     try:
@@ -301,7 +301,7 @@ async def broadcast(handle: DeploymentHandle[Any] | None, call: HttpCall) -> dic
 
 
 def rank_of(known: TrackedReplica) -> str:
-    """What a replica is called in metrics, and so is the one that takes its place."""
+    """Return what a replica is called in metrics, and so is the one that takes its place."""
     rank = str(known.stats["rank"])
     return f"prefill-{rank}" if known.metadata.get("role") == "prefill" else rank
 
@@ -366,7 +366,7 @@ class HandedOn(StreamingResponse):
 
 
 async def whole_response(head: ResponseHead, first: list[bytes], attempt: Attempt) -> Response:
-    """An answer that is not handed on yet, since another replica may do better."""
+    """Return an answer that is not handed on yet, since another replica may do better."""
     pieces: Sequence[bytes] = first
     with contextlib.suppress(RayError, RayServeException):
         pieces = [*first, *[piece async for piece in attempt.rest()]]

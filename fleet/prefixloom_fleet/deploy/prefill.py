@@ -15,7 +15,7 @@ from .deployed_replicas import DeployedReplicas
 
 
 def ready(replicas: Sequence[TrackedReplica]) -> list[TrackedReplica]:
-    """Those that have said where they can be asked to compute prompts."""
+    """Return those that have said where they can be asked to compute prompts."""
     return [each for each in replicas if each.metadata.get("prefill")]
 
 
@@ -32,7 +32,7 @@ class PrefillRouter:
 
     @contextlib.contextmanager
     def chosen(self, request: RoutingRequest) -> Iterator[str]:
-        """The address of who is to compute the prompt, where it counts as long as the block runs; "": nobody is."""
+        """Yield the address of who is to compute the prompt, and count the prompt there in the block. "": nobody is."""
         replicas = ready(self.replicas.known()) if request.count else []
         ordered = self._policy.order(request, replicas) if replicas else []
         if not ordered:

@@ -87,7 +87,7 @@ class Replica:
             await asyncio.sleep(FOLLOW_SECONDS)
 
     async def introduce(self, _: RoutedCall | None) -> str:
-        """The name of this replica, for whoever wants to know who is there."""
+        """Return the name of this replica, for whoever wants to know who is there."""
         return str(self._name)
 
     async def answer(self, _: RoutedCall | None, call: HttpCall) -> AsyncIterator[ResponseHead | bytes | ResponseEnd]:
@@ -96,7 +96,7 @@ class Replica:
             yield piece
 
     async def whole(self, call: HttpCall) -> tuple[str, int, bytes]:
-        """The name of this replica, the status, and the body of its answer. For what all replicas are asked."""
+        """Return the name of this replica, the status, and the body of its answer. For what all replicas are asked."""
         status, body = 500, b""
         async for piece in answered(self._made.app, call, self._name):
             if isinstance(piece, ResponseHead):
@@ -113,7 +113,7 @@ class Replica:
             raise PrefixloomError(f"the engine has failed: {error}")
 
     def record_replica_metadata(self) -> dict[str, Any]:
-        """What does not change while the replica lives."""
+        """Return what does not change while the replica lives."""
         publisher = self._made.publisher
         return {
             "pid": os.getpid(),
@@ -128,7 +128,7 @@ class Replica:
         }
 
     async def record_routing_stats(self) -> dict[str, Any]:
-        """The load, for routers."""
+        """Return the load, for routers."""
         return await self._worker.call(self._stats)
 
     def _stats(self) -> dict[str, Any]:
@@ -149,7 +149,7 @@ class Replica:
 
 
 def host_of(address: str) -> str:
-    """An address of IP as it stands in front of a port."""
+    """Return an address of IP as it stands in front of a port."""
     return f"[{address}]" if ":" in address else address
 
 

@@ -50,11 +50,11 @@ class FollowedEvents:
 
     # ------------------------------------------------------------ for the router
     def boundary(self, tokens: Sequence[int], namespace: str) -> int | None:
-        """The deepest boundary of ``tokens`` that the replica can resume at. None: that is not known."""
+        """Return the deepest boundary of ``tokens`` that the replica can resume at. None: that is not known."""
         return self._ask(tokens, namespace, "boundary")
 
     def pages(self, tokens: Sequence[int], namespace: str) -> int | None:
-        """How many of ``tokens`` have their pages there under full attention. None: that is not known."""
+        """Return how many of ``tokens`` have their pages there under full attention. None: that is not known."""
         return self._ask(tokens, namespace, "pages")
 
     def _ask(self, tokens: Sequence[int], namespace: str, what: str) -> int | None:
@@ -84,7 +84,7 @@ class FollowedEvents:
         return ""
 
     def told(self, batches: int) -> None:
-        """The replica says that it has sent so many batches."""
+        """Note that the replica says that it has sent so many batches."""
         if self._told <= self._follower.stream.expected or batches < self._told:
             self._told, self._told_at = batches, time.monotonic()
 
@@ -134,7 +134,7 @@ class FollowedEvents:
         self._heard = True
 
     def _begin_again(self) -> None:
-        """The events contradict each other: take all there is anew."""
+        """Read all there is anew, because the events contradict each other."""
         self._faults = self._follower.cache.fault_count
         log.warning("the events of %s contradict each other: they are read anew", self.name)
         self._heard = False

@@ -92,7 +92,7 @@ class TrackedReplica:
 
     # ------------------------------------------------------------ what becomes of requests
     def begin(self, request: RoutingRequest) -> SentRequest:
-        """A request goes to this replica."""
+        """Count a request that is sent to this replica."""
         promised = self._promised(request)
         known = self.sent.resumable(request) if promised is None else promised
         sent = SentRequest(request, promised, max(request.count - known, 1), self.needs(request))
@@ -140,7 +140,7 @@ class TrackedReplicas:
                 each.heard(each.metadata, each.stats, True)
 
     def update(self, told: Iterable[tuple[str, Mapping[str, Any], Mapping[str, Any]]]) -> None:
-        """The replicas that there are now: the name of each, and what it says of itself."""
+        """Take the replicas that there are now: the name of each, and what it says of itself."""
         here = {name: (metadata, stats) for name, metadata, stats in told}
         for name in self._known.keys() - here.keys():
             self._known.pop(name).close()

@@ -36,7 +36,7 @@ class SentPrompts:
             self._pages.popitem(last=False)
 
     def matched(self, request: RoutingRequest) -> int:
-        """How many tokens lie in pages of prompts that were sent."""
+        """Return how many tokens lie in pages of prompts that were sent."""
         found = 0
         for at, link in enumerate(request.links, 1):
             if link not in self._pages:
@@ -45,7 +45,7 @@ class SentPrompts:
         return found
 
     def resumable(self, request: RoutingRequest) -> int:
-        """The deepest page in which a prompt ended that was sent."""
+        """Return the deepest page in which a prompt ended that was sent."""
         found = 0
         for at, link in enumerate(request.links, 1):
             ended = self._pages.get(link)
@@ -57,5 +57,5 @@ class SentPrompts:
 
 
 def links_of(tokens: Sequence[int], namespace: str) -> tuple[int, ...]:
-    """A number for each whole page, which stands for all tokens up to its end, and for the namespace."""
+    """Return a number for each whole page, which stands for all tokens up to its end, and for the namespace."""
     return tuple(PageChain(PAGE).numbers(encode(tokens), namespace))

@@ -54,18 +54,20 @@ class ReplicaView(Protocol):
     def free(self) -> Mapping[str, float]: ...
 
     def needs(self, request: RoutingRequest) -> Mapping[str, float]:
-        """By component, the part of its memory that the request holds while it runs. Only the replica's composition
-        says it: a component's reach, and how large its pool is. Empty: that is not known."""
+        """Return by component the part of its memory that the request holds while it runs.
+
+        Only the replica's composition says it: a component's reach, and how large its pool is. Empty: it is not known.
+        """
 
     def matched(self, request: RoutingRequest) -> int:
-        """How many tokens of the prompt have their pages there, under full attention alone."""
+        """Return how many tokens of the prompt have their pages there, under full attention alone."""
 
     def resumable(self, request: RoutingRequest) -> int:
-        """The deepest boundary of the prompt at which the replica can resume, of its device's memory."""
+        """Return the deepest boundary of the prompt at which the replica can resume, of its device's memory."""
 
 
 class RoutingPolicy(Protocol):
     """Says which replica a request is sent to. One instance serves one router, and may remember what it said."""
 
     def order(self, request: RoutingRequest, replicas: Sequence[ReplicaView]) -> Sequence[ReplicaView]:
-        """The replicas that take requests now, the best first. The others are asked if the first ones are full."""
+        """Return the replicas that take requests now, the best first. The others are asked if the first are full."""

@@ -20,7 +20,7 @@ MOST_LINKS = 1 << 19
 
 
 def marks(count: int) -> Iterator[int]:
-    """The places of those pages that are remembered: ever fewer towards the end of a long prompt."""
+    """Yield the places of those pages that are remembered: ever fewer towards the end of a long prompt."""
     place, step, until = 0, 1, 2 * FINE
     while place < count:
         yield place
@@ -66,7 +66,7 @@ class LatelySent:
             self._forget(next(iter(self._links)))
 
     def depths(self, request: RoutingRequest) -> dict[str, int]:
-        """By replica, how many tokens of ``request`` were sent there before."""
+        """Return by replica how many tokens of ``request`` were sent there before."""
         found: dict[str, int] = {}
         reached: dict[str, int] | None = None
         for place in marks(len(request.links)):

@@ -55,7 +55,7 @@ USUAL = ("round-robin", "least-loaded", "prefix", "resumable")
 
 
 def find_policy(name: str, *, follows: bool = True) -> RoutingPolicy:
-    """A new policy. InputError: there is none of this name.
+    """Return a new policy. InputError: there is none of this name.
 
     ``follows``  replicas announce what they have; False: a policy goes by all that it remembers to have sent
     """

@@ -19,7 +19,7 @@ class Turns:
         self._last: dict[str, int] = {}
 
     def last(self, replica: ReplicaView) -> int:
-        """The number of the request that the replica was last chosen for; 0: it never was."""
+        """Return the number of the request that the replica was last chosen for; 0: it never was."""
         return self._last.get(replica.name, 0)
 
     def take(self, replica: ReplicaView, replicas: Sequence[ReplicaView]) -> None:

@@ -137,14 +137,14 @@ class FleetOutcome:
 
 
 def rounded_wait(seconds: float) -> int:
-    """A time in microseconds, with few digits."""
+    """Return a time in microseconds, with few digits."""
     wait = round(seconds * MICROSECONDS)
     unit: int = 10 ** max(0, len(str(wait)) - DIGITS)
     return round(wait / unit) * unit
 
 
 def describe_fleets(outcomes: Sequence[FleetOutcome]) -> list[str]:
-    """Outcomes of one trace as lines for a terminal."""
+    """Return outcomes of one trace as lines for a terminal."""
     first = outcomes[0]
     return [
         f"{first.requests:,} requests of {first.trace}, {first.prompt:,} tokens of prompts; {first.model}",

@@ -16,7 +16,7 @@ WORDS = {"new": "new", "gone": "evicted with their keys", "rounded": "behind the
 
 
 def fleet_report(outcomes: Sequence[FleetOutcome]) -> str:
-    """The page. ``outcomes`` are of one model: of policies, of numbers of replicas, or of both."""
+    """Return the page. ``outcomes`` are of one model: of policies, of numbers of replicas, or of both."""
     first = outcomes[0]
     parts = [
         f"<h1>{escape(first.trace)}</h1>",
@@ -55,7 +55,7 @@ def _curves(title: str, outcomes: Sequence[FleetOutcome], figure: Figure, text: 
 
 
 def _shares(outcome: FleetOutcome) -> dict[str, float]:
-    """By name, the share of the prompt tokens of what hit, and of what did not by the reason."""
+    """Return by name the share of the prompt tokens of what hit, and of what did not by the reason."""
     if not outcome.prompt:
         return {}
     found = {"hit": outcome.hit / outcome.prompt}

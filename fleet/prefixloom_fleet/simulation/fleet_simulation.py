@@ -261,7 +261,7 @@ class Fleet:
         return member.replica
 
     def _die(self, place: int) -> None:
-        """A replica is gone, with all that it had. What it had not answered is sent again."""
+        """Drop a replica with all that it had, and send again what it had not answered."""
         member = self._members.pop(place)
         member.died, member.due = self.now - (self._first or 0.0), math.inf
         if self._index is not None:
@@ -323,7 +323,7 @@ def simulate_all(
     jobs: int = 1,
     told: Callable[[int, FleetOutcome], None] | None = None,
 ) -> list[FleetOutcome]:
-    """The outcomes of all fleets, each on its trace, in their order, in ``jobs`` processes.
+    """Return the outcomes of all fleets, each on its trace, in their order, in ``jobs`` processes.
 
     ``told`` is called with the number of each fleet and its outcome when it is done. An interrupt ends all.
     """

@@ -46,7 +46,7 @@ class Outage:
 
 
 def check_outages(outages: Iterable[Outage], replicas: int) -> tuple[Outage, ...]:
-    """The outages in the order of their times. InputError: a replica is not there, or dies while it is away."""
+    """Return the outages in the order of their times. InputError: a replica is not there, or dies while it is away."""
     ordered = tuple(sorted(outages, key=lambda each: (each.at, each.replica)))
     for each in ordered:
         if each.replica >= replicas:

@@ -44,7 +44,7 @@ class FollowedCache:
         self._is_new = True
 
     def news(self) -> list[tuple[int, int, bool]]:
-        """What has changed since the last call."""
+        """Return what has changed since the last call."""
         missing = self._journal.missing or self._is_new
         changes = self._journal.take()
         if missing:
@@ -104,14 +104,14 @@ class PrefixIndex:
             self._coming.append(HeardLater(now + self._late, number, bits))
 
     def drop(self, number: int) -> None:
-        """A replica is not there any more."""
+        """Forget a replica that is not there any more."""
         if self._followed.pop(number, None) is None:
             return
         for link in [link for link, who in self._who.items() if number in who]:
             self._clear(link, number, HAS | RESUMES)
 
     def depths(self, links: Sequence[int], now: float) -> tuple[dict[int, int], dict[int, int]]:
-        """By replica, how many pages of a path it has, and after how many it can resume; as known at ``now``."""
+        """Return by replica how many pages of a path it has, and after how many it can resume; as known at ``now``."""
         self._hear(now)
         has: dict[int, int] = {}
         resumes: dict[int, int] = {}

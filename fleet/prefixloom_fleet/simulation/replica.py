@@ -20,13 +20,13 @@ class Watching(Protocol):
     """Who is told what becomes of requests."""
 
     def computed(self, active: Active) -> None:
-        """A chunk of its prompt was computed or read, up to ``active.launched``."""
+        """Hear that a chunk of its prompt was computed or read, up to ``active.launched``."""
 
     def over(self, active: Active, answered: bool) -> None:
-        """It is answered, or refused since the pools are too small for it."""
+        """Hear that it is answered, or refused since the pools are too small for it."""
 
     def links(self, active: Active) -> Sequence[int]:
-        """The links of the prompt's pages."""
+        """Return the links of the prompt's pages."""
 
 
 class SimulatedReplica(Replay):
@@ -68,7 +68,7 @@ class SimulatedReplica(Replay):
         return True
 
     def _worth_reading(self, active: Active, store: SharedStore) -> int:
-        """The deepest boundary in the store, if reading it is sooner than computing; else where the request is."""
+        """Return the deepest boundary in the store if reading is sooner than computing, else where the request is."""
         page, start = self._page, active.launched
         most = (active.request.prompt.count - self._leave) // page
         links = self._watching.links(active)[:most]

@@ -63,7 +63,7 @@ class BytesOfBoundaries:
         self._states = sum(sizes[part.name] for part in parts if not part.page_tokens)
 
     def between(self, start: int, boundary: int) -> int:
-        """Of whoever can resume at ``start`` already, so that it can at ``boundary``."""
+        """Return the bytes that resuming at ``boundary`` needs beyond what resuming at ``start`` does."""
         found = float(self._states)
         for reach, each in self._paged:
             found += each * sum(max(0, hi - max(lo, start)) for lo, hi in reach.needs(boundary))
@@ -107,7 +107,7 @@ class SharedStore:
             self._used -= oldest.bytes
 
     def deepest(self, links: Sequence[int], start: int, now: float) -> int:
-        """The deepest boundary of a path that can be read at ``now``, by whoever can resume at ``start``, in pages.
+        """Return the deepest boundary of a path, in pages, that whoever can resume at ``start`` can read at ``now``.
 
         ``start`` if there is none behind it.
         """
@@ -118,7 +118,7 @@ class SharedStore:
         return start
 
     def seconds(self, start: int, end: int, now: float) -> float:
-        """How long reading takes from ``now`` on, for a replica that can resume at ``start`` and will at ``end``."""
+        """Return how long reading takes from ``now`` on, so that a replica resumes at ``end`` and not at ``start``."""
         size = self._sizes.between(start * self._page, end * self._page)
         return max(self._free_at - now, 0.0) + self._speed.latency + size / self._speed.bandwidth
 
@@ -132,7 +132,7 @@ class SharedStore:
         return seconds
 
     def _touch(self, link: int | None) -> None:
-        """A path was used: its end goes before its beginning, so the beginning of what is stored always is, too."""
+        """Note that a path was used. Its end is evicted before its beginning, so each stored path is whole."""
         while link is not None and (stored := self._stored.get(link)) is not None:
             self._stored.move_to_end(link)
             link = stored.above

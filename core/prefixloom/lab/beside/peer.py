@@ -56,7 +56,7 @@ class MemoryKind:
 
 
 def memory_kinds(composition: Composition) -> tuple[MemoryKind, ...]:
-    """The kinds of memory of a composed model. InputError: it has one that no peer's driver knows."""
+    """Return the kinds of memory of a composed model. InputError: it has one that no peer's driver knows."""
     return tuple(_kind_of(part) for part in composition.parts)
 
 
@@ -108,11 +108,11 @@ class PeerCache(ABC):
     @classmethod
     @abstractmethod
     def version(cls) -> str:
-        """The engine's name and version."""
+        """Return the engine's name and version."""
 
     @classmethod
     def settings_of(cls, kinds: Sequence[MemoryKind]) -> tuple[str, ...]:
-        """The names of those settings that make a difference for such a model, the default first."""
+        """Return the names of those settings that make a difference for such a model, the default first."""
         return tuple(cls.settings)
 
     @classmethod
@@ -122,7 +122,7 @@ class PeerCache(ABC):
 
     @abstractmethod
     def holds(self, length: int) -> bool:
-        """Whether a request that comes to ``length`` tokens can run alone."""
+        """Return whether a request that comes to ``length`` tokens can run alone."""
 
     @abstractmethod
     def open(self, tokens: Tokens, namespace: str, end: int) -> tuple[Any, PeerMatch]:
@@ -150,7 +150,7 @@ class PeerCache(ABC):
         """Return by name what each pool has now: cached is what nobody holds."""
 
     def states(self) -> int:
-        """How many states the cache has taken so far; 0 if the model has none."""
+        """Return how many states the cache has taken so far; 0 if the model has none."""
         return 0
 
 

@@ -22,20 +22,20 @@ WORDS = {
 
 
 def computed_by_reason(outcome: ReplayOutcome) -> dict[str, int]:
-    """The tokens that a side computed, by the reason why. They add up to ``outcome.computed``."""
+    """Return the tokens that a side computed, by the reason why. They add up to ``outcome.computed``."""
     found = dict(outcome.missed)
     found[AGAIN] = outcome.computed - sum(found.values())
     return found
 
 
 def differences(ours: ReplayOutcome, other: ReplayOutcome) -> dict[str, int]:
-    """By reason, how many more tokens ``other`` computed than ``ours``. They add up to the whole difference."""
+    """Return by reason how many more tokens ``other`` computed than ``ours``. They add up to the whole difference."""
     mine, theirs = computed_by_reason(ours), computed_by_reason(other)
     return {reason: theirs.get(reason, 0) - mine.get(reason, 0) for reason in mine | theirs}
 
 
 def explanation(ours: ReplayOutcome, other: ReplayOutcome) -> str:
-    """One sentence that explains by counts why another side computed more or less than ours."""
+    """Return one sentence that explains by counts why another side computed more or less than ours."""
     if other.refused != ours.refused or other.requests != ours.requests:
         return (
             f"{other.policy}: {other.requests:,} requests were served and {other.refused:,} refused, ours served "
@@ -54,12 +54,12 @@ def _words(reason: str) -> str:
 
 
 def best(outcomes: Sequence[ReplayOutcome]) -> ReplayOutcome:
-    """The side that computed least, of those that served most requests."""
+    """Return the side that computed least, of those that served most requests."""
     return min(outcomes, key=lambda each: (each.refused, each.computed))
 
 
 def table(ours: Sequence[ReplayOutcome], peers: Mapping[str, Sequence[ReplayOutcome]]) -> list[str]:
-    """All sides as lines for a terminal: the ideal, ours, and each peer's settings, its best one with a star."""
+    """Return all sides as lines for a terminal: the ideal, ours, and each peer's settings, its best one with a star."""
     reasons = list(dict.fromkeys(
         reason for each in (*ours, *(one for many in peers.values() for one in many))
         for reason, tokens in each.missed.items() if tokens and reason not in (NEW, GONE, ROUNDED)

@@ -43,12 +43,12 @@ def check_beside(setup: Setup, names: Sequence[str] = (), settings: Sequence[str
 
 
 def chosen_settings(peer: type[PeerCache], kinds: Sequence[MemoryKind], settings: Sequence[str]) -> tuple[str, ...]:
-    """The settings that are asked for, or all that make a difference for the model."""
+    """Return the settings that are asked for, or all that make a difference for the model."""
     return tuple(settings) or peer.settings_of(kinds)
 
 
 def bytes_of(setup: Setup, composition: Composition) -> int:
-    """The bytes that every side gets: the budget, or what our pools have."""
+    """Return the bytes that every side gets: the budget, or what our pools have."""
     if setup.memory is not None:
         return parse_memory(setup.memory)
     return sum(

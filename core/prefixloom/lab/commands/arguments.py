@@ -26,7 +26,7 @@ INTERRUPTED = 130
 
 
 def add_cache_arguments(parser: argparse.ArgumentParser) -> None:
-    """What is composed, except for its size and its order of eviction."""
+    """Add what is composed, except for its size and its order of eviction."""
     parser.add_argument(
         "--model", required=True, metavar="CONFIG", help="a model's config.json or its folder, or a profile (.toml)"
     )
@@ -36,7 +36,7 @@ def add_cache_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_division_argument(parser: argparse.ArgumentParser) -> None:
-    """What the memory is divided among the pools for."""
+    """Add what the memory is divided among the pools for."""
     parser.add_argument(
         "--divide", metavar="FOR",
         help='what --memory is divided for: "trace", or requests such as "prompt=16384,output=512,shared=0.3" '
@@ -45,7 +45,7 @@ def add_division_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def add_service_arguments(parser: argparse.ArgumentParser) -> None:
-    """How requests overlap in time."""
+    """Add how requests overlap in time."""
     parser.add_argument("--in-turn", action="store_true", help="one request after the other, each at its arrival")
     parser.add_argument(
         "--max-running", type=int, default=USUAL.max_running, metavar="N", help="requests that run at once"
@@ -64,7 +64,7 @@ def add_service_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_trace_arguments(parser: argparse.ArgumentParser) -> None:
-    """How a trace is read."""
+    """Add how a trace is read."""
     parser.add_argument(
         "--block", type=int, metavar="N", help="tokens of a block of the trace, where its lines do not tell"
     )
@@ -72,14 +72,14 @@ def add_trace_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_output_arguments(parser: argparse.ArgumentParser) -> None:
-    """How many processes work, and what is written."""
+    """Add how many processes work, and what is written."""
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="replays at a time, each in a process")
     parser.add_argument("--report", type=Path, metavar="FILE", help="write a page of pictures")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def setup_of(args: argparse.Namespace) -> Setup:
-    """The setup that the arguments describe, without a size. What cannot be written later is refused now."""
+    """Return the setup that the arguments describe, without a size. What cannot be written later is refused now."""
     if args.jobs < 1:
         raise InputError(f"--jobs is a number of processes from 1 up, got {args.jobs}")
     if args.report is not None:
@@ -92,7 +92,7 @@ def setup_of(args: argparse.Namespace) -> Setup:
 
 
 def divided(setup: Setup, args: argparse.Namespace, trace: Iterable[LabRequest]) -> Setup:
-    """The setup, with its memory divided as ``--divide`` says."""
+    """Return the setup, with its memory divided as ``--divide`` says."""
     if args.divide is None:
         return setup
     if args.memory is None:
@@ -115,7 +115,7 @@ def trace_of(args: argparse.Namespace) -> RequestFile:
 
 
 def parse_capacity(text: str) -> int | Mapping[str, int]:
-    """A capacity as a command line has it: "1000000", or "NAME=1000000,NAME=200"."""
+    """Return a capacity as a command line has it: "1000000", or "NAME=1000000,NAME=200"."""
     try:
         if "=" not in text:
             return int(text)

@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def synthetic_trace(text: str, limit: int | None = None) -> SyntheticTrace:
-    """Requests of a traffic as a command line has it: "prompt=4096,output=512,shared=0.5,users=200"."""
+    """Return requests of a traffic as a command line has it: "prompt=4096,output=512,shared=0.5,users=200"."""
     numbers = parse_numbers(text, [*FIELDS, *USERS])
     users = {name: numbers.pop(name) for name in USERS if name in numbers}
     if limit is not None:

@@ -168,7 +168,7 @@ def _run_beside(
 def _bounds(
     setups: Sequence[Setup], trace: RequestFile, outcomes: Sequence[ReplayOutcome], args: argparse.Namespace
 ) -> list[Bound]:
-    """What no policy hits with each of the memories of several replays.
+    """Return what no policy hits with each of the memories of several replays.
 
     There is none for a memory in which requests were retracted, since their prompts were computed out of their order,
     nor for answers that are cached after others were looked up.
@@ -257,12 +257,12 @@ def _rerun(args: argparse.Namespace) -> int:
 
 
 def _recorded_page(recording: RecordedCalls) -> int:
-    """The page that was composed with. That of the tree may be a multiple of it."""
+    """Return the page that was composed with. That of the tree may be a multiple of it."""
     return min((page for _, page in recording.head.pools.values() if page), default=recording.head.page)
 
 
 def _recorded_capacity(recording: RecordedCalls) -> dict[str, int]:
-    """The pools of the cache that was recorded, as ``compose`` takes them."""
+    """Return the pools of the cache that was recorded, as ``compose`` takes them."""
     return {name: slots * (page or 1) for name, (slots, page) in recording.head.pools.items()}
 
 

@@ -59,7 +59,7 @@ def line_chart(
     *,
     x_title: str = "",
 ) -> str:
-    """Lines over a logarithmic x. Each line has its name at its right end, and each point its values as a tooltip."""
+    """Draw lines over a logarithmic x. Each has its name at its right end, and each point its values as a tooltip."""
     xs = sorted({x for each in series for x, _ in each.points})
     ys = [y for each in series for _, y in each.points]
     if not xs:
@@ -99,8 +99,10 @@ def stacked_bars(
     text: Callable[[float], str],
     neutral: Collection[str] = (),
 ) -> str:
-    """One bar a row: its parts side by side, on one scale for all rows. A legend explains the parts, of which the
-    ``neutral`` ones are grey."""
+    """Draw one bar a row: its parts side by side, on one scale for all rows.
+
+    A legend explains the parts, of which the ``neutral`` ones are grey.
+    """
     names = list(dict.fromkeys(name for _, parts in rows for name in parts))
     most = max((sum(parts.values()) for _, parts in rows), default=0.0)
     if not most:
@@ -138,7 +140,7 @@ def stacked_areas(
     y_text: Callable[[float], str],
     y_unit: float = 1.0,
 ) -> str:
-    """Layers on top of each other over a linear x, the first at the bottom. Labels are multiples of ``y_unit``."""
+    """Draw layers on top of each other over a linear x, the first at the bottom. Labels are multiples of ``y_unit``."""
     if len(times) < 2:
         return ""
     totals: list[float] = [sum(values) for values in zip(*layers.values(), strict=True)]
@@ -176,7 +178,7 @@ def svg(width: float, height: float, title: str, inside: str) -> str:
 
 
 def legend(places: Mapping[str, int]) -> tuple[list[str], int]:
-    """The names of the parts beside their colours, and the height that this takes."""
+    """Return the names of the parts beside their colours, and the height that this takes."""
     out, x, y = [], 0.0, 0
     for name, place in places.items():
         width = 30 + 6.6 * len(name)
@@ -189,14 +191,14 @@ def legend(places: Mapping[str, int]) -> tuple[list[str], int]:
 
 
 def nice_ticks(top: float, unit: float = 1.0) -> list[float]:
-    """Round multiples of ``unit`` from 0 on, at equal distances, of which the last is about ``top``."""
+    """Return round multiples of ``unit`` from 0 on, at equal distances, of which the last is about ``top``."""
     step = 10.0 ** math.floor(math.log10(top / unit / 4))
     step *= unit * next(each for each in (1, 2, 2.5, 5, 10) if top / (step * unit * each) <= 5)
     return [step * count for count in range(math.floor(top / step + 1e-9) + 1)]
 
 
 def spread(places: Sequence[float], apart: float) -> list[float]:
-    """The places moved as little as a sweep can, so that each two are at least ``apart``; the order stays."""
+    """Return the places moved as little as a sweep can, so that each two are at least ``apart``; the order stays."""
     order = sorted(range(len(places)), key=lambda number: places[number])
     moved = list(places)
     for before, number in pairwise(order):
@@ -220,7 +222,7 @@ def _horizontal_grid(
 
 
 def _x_labels(places: Sequence[tuple[float, str]], title: str, height: float = HEIGHT) -> list[str]:
-    """Labels below the axis, of which those that would touch the one before are left out."""
+    """Return labels below the axis, of which those that would touch the one before are left out."""
     out, free = [], -math.inf
     for x, text in places:
         half = 3.6 * len(text)

@@ -16,7 +16,7 @@ BARS = 24
 
 
 def html_report(outcomes: Sequence[ReplayOutcome], bounds: Sequence[Bound] = ()) -> str:
-    """The page. ``outcomes`` are of one trace and one model: of policies, of memories, or of both."""
+    """Return the page. ``outcomes`` are of one trace and one model: of policies, of memories, or of both."""
     first = outcomes[0]
     policies = list(dict.fromkeys(each.policy for each in outcomes))
     sizes = sorted({each.bytes for each in outcomes})
@@ -51,7 +51,7 @@ def html_report(outcomes: Sequence[ReplayOutcome], bounds: Sequence[Bound] = ())
 
 
 def plan_report(plan: CapacityPlan) -> str:
-    """The page of a plan: the curve, what requests cost, and what pages and checkpoints cost in hits."""
+    """Return the page of a plan: the curve, what requests cost, and what pages and checkpoints cost in hits."""
     fit, knee = plan.fit, plan.knee
     parts = [
         f"<h1>{escape(plan.model)}, {size_text(plan.memory)}</h1>",
@@ -87,7 +87,7 @@ def html_page(title: str, parts: Sequence[str]) -> str:
 
 
 def _at_one_size(outcomes: Sequence[ReplayOutcome], sizes: Sequence[int]) -> list[ReplayOutcome]:
-    """The outcomes of one memory: of the middle one of several."""
+    """Return the outcomes of one memory: of the middle one of several."""
     middle = sizes[len(sizes) // 2]
     return [each for each in outcomes if each.bytes == middle]
 
@@ -103,7 +103,7 @@ def _curves(outcomes: Sequence[ReplayOutcome], policies: Sequence[str], bounds: 
 
 
 def _infinite(outcomes: Sequence[ReplayOutcome]) -> LineSeries:
-    """What a cache of infinite memory would hit, of the requests that each memory can hold."""
+    """Return what a cache of infinite memory would hit, of the requests that each memory can hold."""
     return LineSeries("infinite memory", sorted({each.bytes: each.ideal_rate for each in outcomes}.items()), True)
 
 
@@ -115,7 +115,7 @@ def _rates(series: Sequence[LineSeries]) -> str:
 
 
 def _shares(outcome: ReplayOutcome) -> Iterable[tuple[str, float]]:
-    """(name, share of the prompt tokens) of what hit, and of what did not by the reason."""
+    """Return (name, share of the prompt tokens) of what hit, and of what did not by the reason."""
     if outcome.prompt:
         yield "hit", outcome.hit / outcome.prompt
         if outcome.restored:

@@ -54,7 +54,7 @@ def record(
     size: int = 1 << 30,
     clock: Callable[[], float] = time.monotonic,
 ) -> RecordingCache:
-    """A face of ``cache`` that writes to ``path`` what it is asked. Use it in place of the cache, and ``finish`` it.
+    """Return a face of ``cache`` that writes to ``path`` what it is asked. Use it instead, and ``finish`` it.
 
     ``salt``: a secret that several recordings share, so that equal prompts have equal hashes in them; else each has its
     own. ``size``: bytes after which the recording ends, before they are compressed. A name that ends in ``.gz`` is

@@ -257,7 +257,7 @@ class _Driver:
 
     # ------------------------------------------------------------ tokens
     def _tokens(self, number: int, start: int, end: int) -> Tokens:
-        """Tokens for the positions [start, end) of a sequence. The last two of a page are its hash."""
+        """Return tokens for the positions [start, end) of a sequence. The last two of a page are its hash."""
         page = self._page
         first, last = start // page, -(-end // page)
         known: dict[int, int] = {}
@@ -336,13 +336,13 @@ def _failure(recording: RecordedCalls, compose: Callable[[], Cache]) -> BaseExce
 
 
 def _is_loose(entry: Entry) -> bool:
-    """Whether a call belongs to no request."""
+    """Return whether a call belongs to no request."""
     verb = entry[0]
     return not (_is_of_a_sequence(verb) or verb in ("begin", "end")) or entry[:2] == ["open", -1]
 
 
 def _only(recording: RecordedCalls, numbers: Iterable[int]) -> RecordedCalls:
-    """The recording with these requests alone."""
+    """Return the recording with these requests alone."""
     kept = {*numbers, -1}
     entries = []
     steps = set()

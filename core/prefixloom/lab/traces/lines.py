@@ -45,7 +45,7 @@ class Where:
         return InputError(f"{self.path}, line {self.number}: {text}")
 
     def whole(self, key: str, most: int, default: int | None = None) -> int:
-        """A whole number from 0 up."""
+        """Return a whole number from 0 up."""
         value = self.line.get(key, default)
         if value.__class__ is float and value.is_integer():
             value = int(value)
@@ -97,7 +97,7 @@ class _Counted(io.RawIOBase):
 
 
 def opened(path: Path, progress: ReadSoFar) -> IO[bytes]:
-    """A file's content, decompressed where its name says so."""
+    """Return a file's content, decompressed where its name says so."""
     try:
         counted = io.BufferedReader(_Counted(path, progress), 1 << 16)
     except OSError as error:
@@ -106,7 +106,7 @@ def opened(path: Path, progress: ReadSoFar) -> IO[bytes]:
 
 
 def numbered_texts(path: Path, progress: ReadSoFar, may_be_cut: bool = False) -> Iterator[tuple[int, bytes, bool]]:
-    """(number, text, whether it is the last) of each line that is not empty, up to where the file is cut off."""
+    """Yield (number, text, whether it is the last) of each line that is not empty, up to where the file is cut off."""
     number = 0
     with opened(path, progress) as file:
         lines = iter(file)
@@ -131,7 +131,7 @@ def numbered_texts(path: Path, progress: ReadSoFar, may_be_cut: bool = False) ->
 
 
 def numbered_lines(path: Path, progress: ReadSoFar) -> Iterator[tuple[int, Line]]:
-    """(number, object) of each line that is not empty."""
+    """Yield (number, object) of each line that is not empty."""
     for number, raw, _ in numbered_texts(path, progress):
         try:
             line = json.loads(raw)
@@ -146,6 +146,6 @@ def numbered_lines(path: Path, progress: ReadSoFar) -> Iterator[tuple[int, Line]
 
 
 def shown(value: object) -> str:
-    """A value in an error, cut off."""
+    """Return a value in an error, cut off."""
     text = "nothing" if value is None else repr(value)
     return text if len(text) <= 80 else text[:77] + "..."

@@ -196,7 +196,7 @@ def _encoded(where: Where, key: str, tokens: list[Any]) -> Any:
 
 
 def _number_of(where: Where, text: object) -> int:
-    """A number for a text's hash, of which no two are the same but by chance (one in 2^61)."""
+    """Return a number for a text's hash, of which no two are the same but by chance (one in 2^61)."""
     if not isinstance(text, str):
         raise where.error(f"'hashes' are expected to be texts or whole numbers, got {shown(text)}")
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
@@ -204,7 +204,7 @@ def _number_of(where: Where, text: object) -> int:
 
 
 def _block_size(lines: list[Where]) -> int:
-    """The size of a block, a power of two, with which each line has as many ids as its length says.
+    """Return the size of a block, a power of two, with which each line has as many ids as its length says.
 
     The last block of a line may be a part, with an id or without.
     """

@@ -61,12 +61,15 @@ class RecordedComposition:
 
 
 def is_recording(line: object) -> bool:
-    """Whether a file with this first line is a recording."""
+    """Return whether a file with this first line is a recording."""
     return isinstance(line, list) and line[:1] == ["recording"]
 
 
 def entries_of(path: Path, progress: ReadSoFar | None = None) -> Iterator[tuple[int, Entry]]:
-    """(line, entry) of a recording, its head first. A last line that was cut off is left out: the engine was killed."""
+    """Yield (line, entry) of a recording, its head first.
+
+    A last line that was cut off is left out: the engine was killed.
+    """
     for number, raw, last in numbered_texts(path, ReadSoFar() if progress is None else progress, may_be_cut=True):
         try:
             entry = json.loads(raw)
@@ -80,7 +83,7 @@ def entries_of(path: Path, progress: ReadSoFar | None = None) -> Iterator[tuple[
 
 
 def is_entry(entry: object) -> bool:
-    """Whether a line has a verb and as many elements as the verb has."""
+    """Return whether a line has a verb and as many elements as the verb has."""
     if not isinstance(entry, list) or not entry or not isinstance(entry[0], str) or entry[0] not in VERBS:
         return False
     plain = re.sub(r"\(.*\)", "", VERBS[entry[0]])
@@ -88,7 +91,7 @@ def is_entry(entry: object) -> bool:
 
 
 def head_of(path: Path, entry: Entry) -> RecordedComposition:
-    """What the first entry of a recording says."""
+    """Return what the first entry of a recording says."""
     if not is_recording(entry) or len(entry) != 7:
         raise InputError(f"{path}, line 1: the head of a recording is expected, got {shown(entry)}")
     if entry[1] != VERSION:
@@ -104,7 +107,7 @@ def head_of(path: Path, entry: Entry) -> RecordedComposition:
 
 
 def numbers_of(hashes: str) -> list[int]:
-    """The hashes of pages as numbers."""
+    """Return the hashes of pages as numbers."""
     raw = binascii.a2b_base64(hashes)
     return [int.from_bytes(raw[at : at + HASH_BYTES], "little") % MOST_ID for at in range(0, len(raw), HASH_BYTES)]
 
@@ -120,7 +123,7 @@ class _RecordedRequest:
 
 
 def requests_of(path: Path, progress: ReadSoFar | None = None) -> Iterator[LabRequest]:
-    """A recording as a trace: each sequence that was opened is a request, in their order.
+    """Yield a recording as a trace: each sequence that was opened is a request, in their order.
 
     What is read ahead are the requests that ran at the same time.
     """

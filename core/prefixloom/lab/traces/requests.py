@@ -47,7 +47,7 @@ class BlockPrompt:
         self.number = number
 
     def tokens(self) -> Tokens:
-        """The prompt's tokens. The first two of a block are its id; the rest are equal in all blocks."""
+        """Return the prompt's tokens. The first two of a block are its id; the rest are equal in all blocks."""
         size, count = self.size, self.count
         words = array("q", bytes(8 * count))
         ids = self.ids
@@ -67,7 +67,7 @@ class BlockPrompt:
         return encode(words)
 
     def chain(self, namespace: str, page: int) -> tuple[int, list[int]]:
-        """(tokens of a link, links): a number for each block, which stands for all text up to its end.
+        """Return (tokens of a link, links): a number for each block, which stands for all text up to its end.
 
         Two prompts have a link in common exactly where they agree that far.
         """
@@ -97,7 +97,7 @@ class TokenPrompt:
         return self.encoded
 
     def chain(self, namespace: str, page: int) -> tuple[int, list[int]]:
-        """(tokens of a link, links): a number for each whole page, which stands for all text up to its end."""
+        """Return (tokens of a link, links): a number for each whole page, which stands for all text up to its end."""
         return page, PageChain(page).numbers(self.encoded, namespace)
 
     def __repr__(self) -> str:
