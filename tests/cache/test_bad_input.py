@@ -35,9 +35,6 @@ def mixed(**options: Any) -> Any:
     return cache_of(part("path", Path()), part("window", Window(10)), part("state", Point()), **options)
 
 
-# ---------------------------------------------------------------- short prompts
-
-
 # ---------------------------------------------------------------- arguments
 
 
@@ -117,9 +114,6 @@ def test_names_of_components_are_checked() -> None:
         for call in (cache.pool, sequence.pages, sequence.owned, plan.pages):
             with pytest.raises(InputError, match="no component 'ghost' here; there are path"):
                 call("ghost")
-
-
-# ---------------------------------------------------------------- stale plans
 
 
 # ---------------------------------------------------------------- another thread

@@ -52,18 +52,6 @@ def test_leave_leaves_so_many_tokens_to_compute(leave: int) -> None:
     assert cache.peek(TOKENS, leave=leave) == sequence.ready
 
 
-def test_a_published_chunk_costs_the_chunk() -> None:
-    from tests.contract.test_policy_cost import lines_run
-
-    costs = []
-    cache = path_cache(tokens=4096, debug=False)
-    with cache.open(range(4000)) as sequence:
-        for _ in range(250):
-            run(sequence, 16)
-            costs.append(lines_run(sequence.publish))
-    assert max(costs[2:]) - min(costs[2:]) <= 2
-
-
 # ---------------------------------------------------------------- refusals
 
 Call = Callable[[Any], object]

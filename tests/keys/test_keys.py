@@ -152,9 +152,6 @@ def test_every_kind_of_tokens_finds_what_a_list_published() -> None:
         assert cache.peek(kind) == 20
 
 
-# ---------------------------------------------------------------- lookahead
-
-
 # ---------------------------------------------------------------- extra keys
 
 

@@ -8,19 +8,16 @@ else's window. The invariant: every slot has exactly one owner; a grant says, pe
 from __future__ import annotations
 
 import itertools
-import random
 from array import array
 from typing import Any
 
 import pytest
 
-from prefixloom import CapacityError, InvariantError, Path, Window
+from prefixloom import InvariantError, Path, Window
 from prefixloom.cache.cache import Cache
 from tests.support.helpers import cache_of, owners, part, settle
 
 W = 10
-SOAK = 10_240
-"""Sequences of the soak. The bug showed after 2,000 requests."""
 
 
 def full_and_window(page: int, tokens: int = 256, *, debug: bool = True) -> Cache:
@@ -125,45 +122,3 @@ def test_a_slot_that_is_given_back_twice_is_seen_at_once() -> None:
     sequence.abort()
     with pytest.raises(InvariantError, match="given back twice, or never handed out"):
         cache.pool("window").give(page)
-
-
-# ---------------------------------------------------------------- soak
-
-
-@pytest.mark.parametrize("page", [1, 4])
-def test_a_soak_of_arriving_and_computed_sequences_loses_no_slot(page: int) -> None:
-    """As a decode server sees them: tails from elsewhere, rewound speculation, endings in any order."""
-    draw = random.Random(page)
-    cache = full_and_window(page, 512, debug=False)
-    live: list[Any] = []
-    refused = 0
-    for number in range(SOAK):
-        length = draw.randrange(1, 72)
-        tokens = [draw.randrange(4) for _ in range(length)] if number % 2 else [number * 7 + i for i in range(length)]
-        sequence = cache.open(tokens)
-        live.append(sequence)
-        tail = min(draw.choice((0, 1, W, length)), length - sequence.reserved)
-        try:
-            sequence.grow(length - tail - sequence.reserved, arriving=True)
-            sequence.grow(tail)
-            sequence.commit()
-            if draw.random() < 0.5:
-                sequence.publish()
-            if draw.random() < 0.5:
-                sequence.append([draw.randrange(4) for _ in range(5)])
-                sequence.grow(5)
-                sequence.rewind(draw.randrange(6))  # reserved and not committed: what was speculated
-                sequence.commit()
-        except CapacityError:
-            refused += 1
-        while len(live) > 5:
-            ending = live.pop(draw.randrange(len(live)))
-            ending.close() if draw.random() < 0.6 else ending.abort()
-        if number % 16 == 0:
-            owners(cache, live)
-    for sequence in live:
-        sequence.close()
-    owners(cache, [])
-    settle(cache)
-    assert refused < SOAK // 20
-    assert cache.stats().components["window"].evicted > SOAK

@@ -21,7 +21,7 @@ from tests.support.places import relative
 
 LESSON_1, LESSON_3, RETENTION = "test_lesson_1_cow_over_release", "test_lesson_3_stale_map", "test_retention_law"
 LESSON_2, READERS = "test_lesson_2_overlap_race", "test_lesson_2_readers"
-BAD_INPUT, TWO, SETS = "test_bad_input_states", "test_lesson_3_two_processes", "test_property"
+TWO, SETS = "test_lesson_3_two_processes", "test_property"
 TIERS, LESSON_4, LESSON_5 = "test_lesson_2_tiers", "test_lesson_4_wrong_anchor", "test_lesson_5_polluted_descriptor"
 PATCH = "patch"
 KILLED: list[tuple[mutants.Mutant, str, str, tuple[Any, ...]]] = [
@@ -66,20 +66,17 @@ KILLED: list[tuple[mutants.Mutant, str, str, tuple[Any, ...]]] = [
     (mutants.a_donation_is_a_copy, READERS, "does_not_miss_by_a_step", ("FM", False)),
     (mutants.windows_are_freed_through_a_table_of_full_slots, LESSON_3, "in_any_order", ((0, 1, 10), (0, 1, 2), 4)),
     (mutants.windows_are_freed_through_a_table_of_full_slots, LESSON_3, "leads_to_nothing", ()),
-    (mutants.windows_are_freed_through_a_table_of_full_slots, LESSON_3, "a_soak_of", (4,)),
     (mutants.what_arrived_absent_is_freed_too, LESSON_3, "freed_in_any_order", ((0, 1, 10), (0, 1, 2), 4)),
-    (mutants.an_evicted_window_is_freed_again_at_the_end, LESSON_3, "a_soak_of", (1,)),
     (mutants.a_tail_gets_the_slots_of_all, LESSON_3, "slot_or_absent", (0, 4)),
     (mutants.windows_are_freed_through_a_table_of_full_slots, TWO, "from_process_to_process", (1,)),
     (mutants.windows_are_freed_through_a_table_of_full_slots, TWO, "from_process_to_process", (4,)),
     (mutants.what_arrived_absent_is_freed_too, TWO, "from_process_to_process", (4,)),
     (mutants.an_evicted_window_is_freed_again_at_the_end, TWO, "from_process_to_process", (1,)),
     (mutants.a_tail_gets_the_slots_of_all, TWO, "from_process_to_process", (4,)),
-    (mutants.a_window_is_freed_that_a_checkpoint_still_needs, RETENTION, "law_a_checkpoint_keeps_the_window", (6, 8)),
-    (mutants.a_window_is_freed_that_a_checkpoint_still_needs, RETENTION, "named_late_and_taken_back", ()),
-    (mutants.a_copied_source_is_not_covered, BAD_INPUT, "dry_before_the_copy", ()),
-    (mutants.a_donation_without_a_slot_to_go_on_with, BAD_INPUT, "dry_while_donating", ()),
-    (mutants.a_checkpoint_without_room_fails_the_request, BAD_INPUT, "dry_while_donating", ()),
+    (mutants.a_window_is_freed_that_a_checkpoint_still_needs, SETS, "random_check", ("checkpoints under a window",)),
+    (mutants.a_copied_source_is_not_covered, SETS, "random_times_agree", ("path, window and point",)),
+    (mutants.a_donation_without_a_slot_to_go_on_with, RETENTION, "dry_while_donating", ()),
+    (mutants.a_checkpoint_without_room_fails_the_request, RETENTION, "dry_while_donating", ()),
     (mutants.slots_are_free_while_a_step_still_writes_them, TIERS, "slots_that_go_to_another", ("FSM",)),
     (mutants.slots_are_free_while_a_step_still_writes_them, TIERS, "are_given_to_others", ("FSM",)),
     (tiers.loads_do_not_come_after_the_copy_down, TIERS, "while_all_that_runs", ("M", "through")),

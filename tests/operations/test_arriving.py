@@ -155,6 +155,3 @@ def test_a_page_that_is_filled_only_where_the_end_needs_it_is_wrong_for_a_bounda
             assert (moved < TOLERANCE) is not only_needs
             sequence.abort()
         sender.abort()
-
-
-# ---------------------------------------------------------------- states of single tokens

@@ -179,9 +179,6 @@ def test_a_whole_request_never_touches_pluggy(
             assert set(component.hooks.overridden) - UNCALLED - {"redistribute_on_node_split"} <= called
 
 
-# ---------------------------------------------------------------- what is not overridden
-
-
 # ---------------------------------------------------------------- how often
 
 EXPECTED: dict[str, dict[str, int]] = {

@@ -96,9 +96,6 @@ def test_a_lease_that_was_released_is_not_recovered_again() -> None:
     assert cache.stats().recovered == 0
 
 
-# ---------------------------------------------------------------- part release
-
-
 # ---------------------------------------------------------------- hooks
 
 

@@ -56,6 +56,24 @@ def test_next_stop_ends_each_step_at_a_boundary_and_one_at_the_deepest_that_can_
     settle(cache)
 
 
+@pytest.mark.parametrize(
+    ("make", "count", "budget", "stops"),
+    [
+        (hybrid, 9, 3, [3, 4, 7, 8, 9]),
+        (lambda: hybrid(checkpoint_every=12), 30, 16, [12, 24, 28, 30]),
+        (lambda: cache_of(part("path", Path())), 30, 99, [30]),
+    ],
+    ids=["a budget below a page", "where a checkpoint is due", "no states are composed"],
+)
+def test_next_stop_ends_where_a_state_can_be_kept(
+    make: Callable[[], Cache], count: int, budget: int, stops: list[int]
+) -> None:
+    cache = make()
+    with cache.open(PROMPT[:count]) as sequence:
+        assert stops_of(sequence, budget) == stops
+    settle(cache)
+
+
 @pytest.mark.parametrize("budget", [0, -1, 2.5, None, True])
 def test_next_stop_refuses_what_is_no_number_of_tokens(budget: object) -> None:
     with hybrid().open(PROMPT) as sequence, pytest.raises(InputError, match="from 1 up"):

@@ -107,7 +107,7 @@ def expected(op: Op, sequence: Sequence, before: list[list[int]]) -> dict[int, l
 @pytest.mark.parametrize("reach", REACHES)
 def test_op_of_a_plugin_writes_what_its_sequence_owns_or_is_refused(reach: str, claim: bool) -> None:
     chance, counts = random.Random(f"{reach} {claim}"), {"ran": 0, "refused": 0}
-    for _ in range(40):
+    for _ in range(20):
         mine = asking(REACHES[reach]())
         state = part("state", Point(), max_rewind=2)
         cache = cache_of(part("path", Path()), mine, state, tokens=96, slots=20, max_rewind=2)

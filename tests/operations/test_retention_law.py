@@ -2,57 +2,14 @@
 
 from __future__ import annotations
 
-import random
+from typing import Any
 
 import pytest
 
-from prefixloom import Chunk, Path, Point, Reach, Sinks, Tail, Window
+from prefixloom import CapacityError, Chunk, Path, Point, Reach, Sinks, Tail, Window
 from prefixloom.cache.cache import Cache
-from tests.support.helpers import cache_of, held, part, run, serve, settle
+from tests.support.helpers import cache_of, locks, part, run, serve, settle
 from tests.support.setups import BarePath, Landmarks, NeverNeeded, Strided
-
-
-def fsm(window: int, every: int, *, max_rewind: int = 0) -> Cache:
-    state = part("state", Point(), checkpoint_every=every, max_rewind=max_rewind)
-    return cache_of(part("full", Path()), part("window", Window(window)), state, slots=16, max_rewind=max_rewind)
-
-
-@pytest.mark.parametrize("every", [4, 8, 16])
-@pytest.mark.parametrize("window", [1, 3, 6, 10, 40])
-def test_law_a_checkpoint_keeps_the_window_that_it_is_resumed_with(window: int, every: int) -> None:
-    """In FSM, a state that is kept deeper than the window reaches is of no use without the window at its boundary."""
-    tokens = list(range(62))
-    for length in range(1, 63):
-        cache = fsm(window, every)
-        with cache.open(tokens[:length]) as sequence:
-            for at in range(0, length, 4):
-                run(sequence, min(4, length - at))
-                cache.reclaim()  # gives back all that it need not keep
-        assert held(cache, tokens[:length]) == (length if length % 4 == 0 else length // every * every)
-        settle(cache)
-
-
-def test_law_a_checkpoint_keeps_its_window_where_tokens_are_named_late_and_taken_back() -> None:
-    """With overlap: what is computed runs ahead of what is named, so that an earlier checkpoint is published."""
-    for seed in range(30):
-        draw = random.Random(seed)
-        cache = fsm(6, 8, max_rewind=3)
-        tokens = [seed * 100 + i for i in range(60)]
-        named = draw.randrange(20, 60)
-        sequence = cache.open(tokens[:named])
-        while sequence.reserved < 60:
-            run(sequence, min(draw.randrange(1, 9), 60 - sequence.reserved))
-            cache.reclaim()
-        tracks = {at for at in range(0, named + 1, 8) if at in boundaries(sequence)}
-        sequence.close()
-        assert held(cache, tokens[:named]) == max(tracks, default=0)
-        settle(cache)
-
-
-def boundaries(sequence: object) -> list[int]:
-    """Where the sequence has kept states."""
-    (_, holding), *_ = sequence.running.states  # type: ignore[attr-defined]
-    return [track.as_of for track in holding.tracks]
 
 
 def test_a_shortage_takes_from_no_more_sequences_than_it_needs() -> None:
@@ -67,6 +24,15 @@ def test_a_shortage_takes_from_no_more_sequences_than_it_needs() -> None:
     assert sorted(sequence.owned("window") for sequence in running) == [1, 10, 10]
     for sequence in [*running, short]:
         sequence.abort()
+    settle(cache)
+
+
+def test_every_component_gives_back_what_a_computed_prompt_needs_no_more() -> None:
+    cache = cache_of(part("full", Path()), part("near", Window(4)), part("far", Window(8)))
+    with cache.open(range(40)) as sequence:
+        run(sequence, 40)
+        cache.reclaim()
+        assert [sequence.owned(name) for name in ("full", "near", "far")] == [10, 1, 2]
     settle(cache)
 
 
@@ -166,4 +132,43 @@ def test_after_a_rewind_nothing_goes_that_a_lower_boundary_needs_before_it_publi
     assert published == (64 - back + 4 - lookahead) // 4 * 4
     assert cache.match([*range(64 - back), *range(500, 504)]).ready == published
     sequence.abort()
+    settle(cache)
+
+
+# ---------------------------------------------------------------- a pool of states that runs dry
+
+
+def fill_states(cache: Cache) -> list[Any]:
+    """Sequences until no state slot can be had."""
+    fillers = []
+    while True:
+        try:
+            fillers.append(cache.open([1000 + len(fillers)] * 4))
+        except CapacityError:
+            return fillers
+
+
+def test_dry_while_donating_a_checkpoint_is_left_out_and_counted() -> None:
+    """No slot to go on with: the sequence keeps its state, its pages are published, and it runs on."""
+    parts = (part("full", Path()), part("window", Window(10)), part("state", Point()))
+    cache = cache_of(*parts, slots=5)
+    serve(cache, [500 + i for i in range(24)])
+    other = cache.open([*[500 + i for i in range(24)], 1])  # pins a state that is not copied yet
+    sequence = cache.open(range(40))
+    run(sequence, 20)
+    slot = sequence.pages("state")
+    fillers = fill_states(cache)
+    before = {what: count for what, count in locks(cache).items() if what[2]}  # roots count their children
+    assert sequence.publish() == 20
+    assert sequence.pages("state") == slot
+    assert cache.stats().skipped_checkpoints == 1
+    assert {what: locks(cache)[what] for what in before} == before
+    plan = cache.match(range(40))
+    assert (plan.ready, plan.walked, plan.branch) == (0, 20, 20)
+    run(sequence, 4)
+    fillers.pop().abort()
+    assert sequence.publish() == 24, "and now there is a slot"
+    assert cache.peek(range(40)) == 24
+    for one in (sequence, other, *fillers):
+        one.close()
     settle(cache)

@@ -13,7 +13,7 @@ from prefixloom import Path, Point, Window
 from prefixloom.testing.inside.backdoor import transfer_streams
 from tests.random.tier_faults import LAYOUTS, MATRIX, SETS, WRITES, Case, Drive, Faults, faults_of
 from tests.support.helpers import part, settle
-from tests.support.sampling import sampled_rows
+from tests.support.sampling import only, sampled_rows
 from tests.support.tiers import restorable, serve, simulated, tiered, wrong
 
 SOME = 4
@@ -38,7 +38,7 @@ def test_after_any_fault_the_books_are_right_and_the_oracles_length_is_told(
     assert sum(counts.values()) >= SOME - 2, counts
 
 
-@pytest.mark.parametrize("comps", SETS)
+@pytest.mark.parametrize("comps", only(SETS, "S", "FM", "FSM", "FU", "FH", "FO", "two"))
 def test_without_a_fault_what_comes_and_goes_adds_up(comps: str) -> None:
     brought = 0
     for case in MATRIX:

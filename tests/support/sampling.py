@@ -31,10 +31,7 @@ def only(values: Iterable[Any], *quick: Any) -> list[Any]:
 EVERY = {
     "test_without_the_collector_nothing_is_left_of_a_tree": 4,
     "test_a_sequence_that_arrived_goes_on_as_if_it_had_been_computed_here": 5,
-    "test_every_boundary_that_an_arrived_sequence_leaves_can_be_resumed_at": 5,
-    "test_law_a_checkpoint_keeps_the_window_that_it_is_resumed_with": 3,
     "test_whatever_a_policy_answers_the_books_are_right_after_every_operation": 3,
-    "test_no_boundary_is_lost_by_what_falls": 4,
     "test_a_queue_that_raises_anywhere_is_dismissed_and_nothing_is_lost": 3,
     "test_over_random_traffic_every_composition_is_exact": 3,
     "test_with_the_same_row_partition_the_cache_changes_no_bit": 3,

@@ -163,9 +163,6 @@ def test_a_walk_goes_down_5000_nodes_and_all_of_it_is_evicted_without_recursion(
     settle(cache)
 
 
-# ---------------------------------------------------------------- plans and leases over changes
-
-
 # ---------------------------------------------------------------- garbage
 
 
