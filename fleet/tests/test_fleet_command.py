@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import socket
+import sys
 from pathlib import Path
 
 import pytest
@@ -30,9 +31,10 @@ def model(tmp_path: Path) -> list[str]:
     return ["--model", str(tmp_path / "model.toml")]
 
 
-def test_a_table_has_a_row_for_each_fleet_and_a_page_its_pictures(
-    model: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_table_has_a_row_for_each_fleet_and_a_page_its_pictures_without_ray(
+    model: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
     page = tmp_path / "fleet.html"
     more = ["--replicas", "1,3", "--fail", "0@5+5", "--store", "1GiB", "--report", str(page)]
     assert main(["fleet", "simulate", *TRAFFIC, *SIZE, *model, *more]) == 0

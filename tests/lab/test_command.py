@@ -68,6 +68,7 @@ def test_several_policies_are_compared_and_json_has_all_figures(
     text = page.read_text()
     assert all(f"<td>{each}</td>" in text for each in ("lru", "lfu", "0.0%")) and text.count("<svg") == 2
     assert not re.search(r"(src|href)=|https?://(?!www\.w3\.org/2000/svg)", text)  # it is read without a network
+    assert all(f"{each['hit_rate']:.2%}" in row for each, row in zip(told["replays"], table[1:], strict=False))
     (bound,) = told["bounds"]
     assert f"{bound['hit_rate']:.2%}" in table[3] and bound["bytes"] == told["replays"][0]["bytes"]
     assert all(each["hit_rate"] <= bound["hit_rate"] < 1 for each in told["replays"])

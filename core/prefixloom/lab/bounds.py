@@ -30,17 +30,12 @@ Path = Sequence[Hashable]
 NEVER = 1 << 62
 
 
-def chained(paths: Iterable[Path], namespaces: Iterable[Hashable] | None = None) -> list[list[int]]:
-    """Number the blocks of each path, so that a number stands for the block and all blocks before it.
-
-    ``namespaces``: that of each path; nothing is shared between two.
-    """
+def chained(paths: Iterable[Path]) -> list[list[int]]:
+    """Number the blocks of each path, so that a number stands for the block and all blocks before it."""
     numbers: dict[tuple[Hashable, Hashable], int] = {}
     found = []
-    roots = iter(namespaces) if namespaces is not None else None
     for path in paths:
-        above: Hashable = ("root", next(roots) if roots is not None else "")
-        row = []
+        above, row = -1, []
         for block in path:
             above = numbers.setdefault((above, block), len(numbers))
             row.append(above)
@@ -115,17 +110,9 @@ class Pools:
             raise InputError(f"a window reaches over at least one block, got {self.reach}")
 
 
-@attrs.frozen
-class UpperBound:
-    """No policy hits more than ``blocks`` blocks in sum. ``rounds`` is how often the prices were improved."""
-
-    blocks: float
-    rounds: int
-
-
 def upper_bound(
     paths: Sequence[Path], pools: Pools, *, rounds: int = 150, sizes: Sequence[Sequence[int]] | None = None
-) -> UpperBound:
+) -> float:
     """Bound the sum of the blocks behind which requests resume, over all policies, also those that know the future.
 
     What is bounded: requests come one after the other and the pools start empty. A request resumes behind block n if
@@ -133,6 +120,7 @@ def upper_bound(
     that and of what was resident stays, also which boundaries get a state; each pool holds at most its capacity between
     two requests. What a running request holds is not counted, so a real cache has less room. No tier is below.
 
+    ``rounds``: how often the prices are improved.
     ``sizes``: how many blocks each name stands for, where a trace names longer pieces than those at whose ends requests
     resume. The pools and the result are in blocks then.
 
@@ -154,7 +142,6 @@ def upper_bound(
     best = trace.ideal
     if pools.whole is not None:
         best = min(best, _optimum_of_pieces(paths, sizes, pools.whole, trace.ideal))
-    done = 0
     if trace.pools and trace.ideal:
         prices = [torch.zeros(trace.requests, dtype=torch.float64) for _ in trace.pools]
         squares = [torch.zeros(trace.requests, dtype=torch.float64) for _ in trace.pools]
@@ -167,7 +154,7 @@ def upper_bound(
                 square.mul_(0.9).addcmul_(slope, slope, value=0.1)
                 price.addcdiv_(slope, square.sqrt() + 1e-9, value=-scale).clamp_(min=0)
         best = min(best, reached)
-    return UpperBound(best, done)
+    return best
 
 
 def _optimum_of_pieces(

@@ -143,13 +143,17 @@ def percentile(counts: Mapping[int, int], part: float) -> int:
     return 0
 
 
+COUNTED = ("refused", "retracted", "prompt", "output", "hit", "restored", "computed", "ideal", "states_used")
+"""What an outcome has as it was summed up."""
+
+
 class Tally:
     """Sums up a replay while it goes on. What it holds does not grow with the number of requests."""
 
     def __init__(self) -> None:
-        self.requests = self.refused = self.retracted = 0
-        self.prompt = self.output = self.hit = self.restored = self.computed = self.ideal = 0
-        self.states_used = 0
+        self.requests = 0
+        self.refused = self.retracted = self.prompt = self.output = self.hit = self.restored = self.computed = 0
+        self.ideal = self.states_used = 0
         self.missed: Counter[str] = Counter()
         self.stops: Counter[str] = Counter()
         self.left: Counter[int] = Counter()

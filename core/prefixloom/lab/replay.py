@@ -26,7 +26,7 @@ from ..cache.sequence import Sequence
 from ..errors import CapacityError, InputError
 from ..insight.explanation import Explanation
 from ..keys.tokens import Tokens, encode
-from .outcome import GONE, NEW, ROUNDED, PoolUse, ReplayOutcome, Tally
+from .outcome import COUNTED, GONE, NEW, ROUNDED, PoolUse, ReplayOutcome, Tally
 from .seen import SeenPrefixes
 from .service import Service
 from .traces.requests import BASE, LabRequest
@@ -459,17 +459,9 @@ class Serving(ABC):
             page=self._grain,
             components=components,
             requests=tally.requests - tally.refused,
-            refused=tally.refused,
-            retracted=tally.retracted,
-            prompt=tally.prompt,
-            output=tally.output,
-            hit=tally.hit,
-            restored=tally.restored,
-            computed=tally.computed,
-            ideal=tally.ideal,
+            **{name: getattr(tally, name) for name in COUNTED},
             missed=dict(tally.missed),
             states_made=self._states_made(components),
-            states_used=tally.states_used,
             skipped=0,
             left=dict(tally.left),
             memory=tuple(tally.memory),

@@ -79,7 +79,7 @@ class TraceBounds:
         pools = pools_of(cache.composition.parts, self._page, max(sum(self._sizes[at]) for at in held))
         rounds = max(FEWEST_ROUNDS, min(ROUNDS, MOST_WORK // max(1, pages)))
         paths, sizes = [self._paths[at] for at in held], [self._sizes[at] for at in held]
-        return upper_bound(paths, pools, rounds=rounds, sizes=sizes).blocks * self._page / prompt
+        return upper_bound(paths, pools, rounds=rounds, sizes=sizes) * self._page / prompt
 
 
 def pools_of(parts: Sequence[Part], page: int, longest: int) -> Pools:
