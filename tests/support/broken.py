@@ -715,6 +715,26 @@ COSTS = {
     "the last page is left out of each hit",
 }
 """Mistakes that cost more than they must, and break nothing."""
+FIRST = {
+    "needs beyond the boundary": "law_a_cache_can_be_composed_of_it",
+    "a reach that grows in use": "law_needs_and_until_are_pure",
+    "until is a page too early, served": "law_until_is_the_last_boundary",
+    "until never comes": "law_until_is_the_last_boundary",
+    "a state that needs positions": "law_a_cache_can_be_composed_of_it",
+    "lookahead is understated": "law_the_manifest_says_what_content_depends_on",
+    "lookahead is one too small": "law_the_manifest_says_what_content_depends_on",
+    "the grid of a state is understated": "law_the_manifest_says_what_content_depends_on",
+    "the grid of pages is understated": "law_the_manifest_says_what_content_depends_on",
+    "a validator is inverted": "law_what_was_served_is_found_again",
+    "a slot is freed twice": "law_no_hook_raises",
+    "a hook with an argument of no such name": "law_a_cache_can_be_composed_of_it",
+    "a hook whose name is misspelt": "law_a_cache_can_be_composed_of_it",
+    "a hook that nobody marked": "law_a_cache_can_be_composed_of_it",
+    "an op that looks up late": "law_no_hook_raises",
+    "the reach is a page short, restored": "law_the_reach_covers_what_the_layers_read",
+    "create_match_validator raises": "law_a_cache_can_be_composed_of_it",
+}
+"""Mistakes of which a law speaks before the one that the kill table names for them."""
 ORIGINALS = {
     "window": (of(), WINDOW),
     "window in plain Python": (of(reach=Plain), WINDOW),

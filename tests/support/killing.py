@@ -1,6 +1,6 @@
-"""Runs the mutants of ``mutants.py``, or those of ``mutants_tiers.py``, against their killers: each in a fork.
+"""Runs the tables of mistakes against their killers, each row in a fork: ``mutants.py`` unless another is asked for.
 
-    python -m tests.support.killing [--tiers] [--only PART] [--every N] [--json]
+    python -m tests.support.killing [--tiers | --components] [--only PART] [--every N] [--json]
 
 The forking process has imported torch and nothing of prefixloom; a child compiles the one changed module in its place.
 A mutant is killed if its killer fails on it. That no killer fails on the core as it is, is what the other tests say.
@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,27 @@ def outcome(mutant: Mutant) -> str:
     return forked(work)
 
 
+SILENT = "law_somebody_says_what_the_layers_do"
+"""Where the truth of a broken component is left out on purpose, this law speaks first."""
+
+
+def convicted(broken: Any) -> str:
+    """Return what its law says of a broken component; empty if nothing, or if another law speaks first."""
+    from prefixloom.testing.conformance import LAWS, name_of, verdict
+    from tests.support.broken import COSTS, FIRST
+
+    laws = {name_of(law): law for law in LAWS}
+    for law in (law for name, law in laws.items() if name != SILENT or broken.law == SILENT):
+        found = verdict(law, broken.case())
+        if found.status in ("broken", "wasteful"):
+            break
+    if found.law != FIRST.get(broken.mistake, broken.law):
+        return ""
+    if found.law != broken.law:
+        found = verdict(laws[broken.law], broken.case())
+    return found.told if found.status == ("wasteful" if broken.mistake in COSTS else "broken") else ""
+
+
 def forked(work: Callable[[], str]) -> str:
     """Return what ``work`` returns or raises in a child of this process; empty if it takes too long."""
     read, write = os.pipe()
@@ -115,29 +137,35 @@ def forked(work: Callable[[], str]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Mutants of the core against what must kill them.")
-    parser.add_argument(
-        "--tiers", action="store_true", help="those of the host tier, each against whole files of tests"
-    )
-    parser.add_argument("--only", default="", help="part of a mutant's name")
-    parser.add_argument("--every", type=int, default=1, help="each so many-th mutant only")
+    parser = argparse.ArgumentParser(description="Mistakes against what must find them.")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--tiers", action="store_true", help="mistakes in the host tier, against whole files of tests")
+    which.add_argument("--components", action="store_true", help="broken components, against the laws of the kit")
+    parser.add_argument("--only", default="", help="part of a row's name")
+    parser.add_argument("--every", type=int, default=1, help="each so many-th row only")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     import torch
 
     torch.set_num_threads(1)
-    assert not any(name.partition(".")[0] == "prefixloom" for name in sys.modules)
     start = time.monotonic()
-    table = MUTANTS_OF_TIERS if options.tiers else MUTANTS
-    chosen = [mutant for mutant in table if options.only in mutant.name][:: options.every]
+    work: dict[str, Callable[[], str]]
+    if options.components:
+        from tests.support.broken import BROKEN
+
+        work = {broken.mistake: partial(forked, partial(convicted, broken)) for broken in BROKEN}
+    else:
+        assert not any(name.partition(".")[0] == "prefixloom" for name in sys.modules)
+        table = MUTANTS_OF_TIERS if options.tiers else MUTANTS
+        work = {mutant.name: partial(outcome, mutant) for mutant in table}
+    chosen = [name for name in work if options.only in name][:: options.every]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        results = dict(zip([mutant.name for mutant in chosen], pool.map(outcome, chosen), strict=True))
+        results = dict(zip(chosen, pool.map(lambda name: work[name](), chosen), strict=True))
     if options.json:
         print(json.dumps(results))
         return 0
-    for mutant in chosen:
-        word = "killed" if results[mutant.name] else "STALE" if mutated(mutant) is None else "SURVIVED"
-        print(f"{word:9} {mutant.name}: {' '.join(results[mutant.name].split())[:160]}")
+    for name, told in results.items():
+        print(f"{'killed' if told else 'SURVIVED':9} {name}: {' '.join(told.split())[:160]}")
     print(f"{time.monotonic() - start:.0f} s")
     return 0 if all(results.values()) else 1
 
