@@ -29,7 +29,7 @@ EVERY = 14
 # ---------------------------------------------------------------- broken components
 
 
-@pytest.mark.parametrize("broken", sampled(BROKEN, 7), ids=lambda broken: broken.mistake)
+@pytest.mark.parametrize("broken", sampled(BROKEN, 11, 3), ids=lambda broken: broken.mistake)
 def test_a_broken_component_is_killed_by_the_law_that_must_see_it(broken: Broken) -> None:
     found = verdict(LAW[broken.law], broken.case())
     assert found.status == ("wasteful" if broken.mistake in COSTS else "broken")

@@ -58,31 +58,24 @@ ARGUMENTS: dict[str, Callable[[Any], tuple[object, ...]]] = {
 
 
 class Arena(Protocol):
-    """What a writer knows of the cache that its script will be played on."""
+    """What a writer knows of the cache that its script will be played on.
+
+    ``unit``: how many tokens a page of the tree has. ``longest``: the most tokens of a prompt. ``lookahead``: how many
+    tokens content looks ahead at. ``lent``: an engine lends the slots.
+    """
 
     @property
-    def unit(self) -> int:
-        """How many tokens a page of the tree has."""
-
+    def unit(self) -> int: ...
     @property
-    def longest(self) -> int:
-        """The most tokens of a prompt."""
-
+    def longest(self) -> int: ...
     @property
-    def lookahead(self) -> int:
-        """How many tokens content looks ahead at."""
-
+    def lookahead(self) -> int: ...
     @property
-    def lent(self) -> bool:
-        """True if an engine lends the slots."""
+    def lent(self) -> bool: ...
 
 
 class SetsWriter(Writer):
-    """Writes scripts for the world of sets.
-
-    ``longest``: the most tokens of a prompt. ``lookahead``: how many tokens content looks ahead at. ``lent``: an engine
-    lends the slots.
-    """
+    """Writes scripts for the world of sets, to be played in an arena."""
 
     weights, arguments = WEIGHTS, ARGUMENTS
 
