@@ -41,17 +41,17 @@ def test_every_kind_of_fault_is_met(name: str) -> None:
     pit = Pit(original(name), ("window",))
     script = faults.walkthrough(pit.unit)
     with quiet():
-        raised = {hook: faults.in_hook(pit.case, pit.beside, hook, script) for hook in (*FAIL, *COUNTED)}
+        raised = {hook: faults.in_hook(pit, hook, script) for hook in (*FAIL, *COUNTED)}
         assert all(raised.values()), raised
-        assert faults.in_pools(pit.case, pit.beside, script) > 20
-        assert faults.in_layers(pit.case, pit.beside, script) > 40
+        assert faults.in_pools(pit, script) > 20
+        assert faults.in_layers(pit, script) > 40
 
 
 def test_a_policy_may_keep_states_back_while_a_hook_raises() -> None:
     admission = of(reach=Point, admission=AdmissionPolicy("none", admit=lambda view: False))
     pit = Pit(ComponentCase(admission, ORIGINALS["state"][1], "admitted", effort=1), ("window",))
     with quiet():
-        assert faults.in_hook(pit.case, pit.beside, "commit_insert", faults.walkthrough(pit.unit))
+        assert faults.in_hook(pit, "commit_insert", faults.walkthrough(pit.unit))
 
 
 def test_what_the_machine_finds_comes_with_a_script_that_can_be_pasted() -> None:

@@ -39,11 +39,10 @@ def law_a_fault_at_any_step_leaves_the_state_before_or_after(case: ComponentCase
 
     Clauses: H9, H10, P6, I5, L4, W5, X5.
     """
-    beside = ("window",)
-    pit = Pit(case, beside)
+    pit = Pit(case, ("window",))
     script = faults.walkthrough(pit.unit) + SetsWriter(f"{case.seed} faults", pit).script(FAULTY)
     with quiet():
         for hook in (*FAIL, *COUNTED):
-            faults.in_hook(case, beside, hook, script)
-        faults.in_pools(case, beside, script)
-        faults.in_layers(case, beside, faults.walkthrough(pit.unit))
+            faults.in_hook(pit, hook, script)
+        faults.in_pools(pit, script)
+        faults.in_layers(pit, faults.walkthrough(pit.unit))

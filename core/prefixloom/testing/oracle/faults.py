@@ -13,10 +13,10 @@ from ...errors import PluginError
 from ...script import Op, require, text_of
 from ..inside import backdoor
 from ..kit.bench import Bench
-from ..kit.case import ComponentCase
 from .comparison import Allowances
 from .operations import Operations
 from .sequence_operations import BOOK
+from .writer import Pit
 
 
 def walkthrough(unit: int) -> list[Op]:
@@ -90,9 +90,9 @@ def _admits(bench: Bench, name: str) -> bool:
     return any(part.name == name and part.manifest.admission is not None for part in bench.parts)
 
 
-def in_hook(case: ComponentCase, beside: Sequence[str], hook: str, script: Sequence[Op]) -> int:
+def in_hook(pit: Pit, hook: str, script: Sequence[Op]) -> int:
     """Play a script in which each call of ``hook`` raises once. Return how often it raised."""
-    bench = Bench(case, beside, units=14, raising=hook, exact=False)
+    bench = pit.bench(hook)
     bench.spy.arm(0)
     world = FaultInjector(bench, hook)
     for op in script:
@@ -107,14 +107,14 @@ def in_hook(case: ComponentCase, beside: Sequence[str], hook: str, script: Seque
     return bench.spy.raised
 
 
-def in_pools(case: ComponentCase, beside: Sequence[str], script: Sequence[Op]) -> int:
+def in_pools(pit: Pit, script: Sequence[Op]) -> int:
     """Play a script in which each operation starts with 0, 1, 2, ... free slots, until it has enough.
 
     This is done for each pool in turn. Return how often an operation was refused.
     """
     refused = 0
-    for number, part in enumerate(Bench(case, beside, units=14, exact=False).parts):
-        world = FaultInjector(Bench(case, beside, units=14, exact=False))
+    for number, part in enumerate(pit.bench().parts):
+        world = FaultInjector(pit.bench())
         for op in script:
             for left in range(part.capacity + 1):
                 before = world.refusals()
@@ -128,7 +128,7 @@ def in_pools(case: ComponentCase, beside: Sequence[str], script: Sequence[Op]) -
     return refused
 
 
-def in_layers(case: ComponentCase, beside: Sequence[str], script: Sequence[Op]) -> int:
+def in_layers(pit: Pit, script: Sequence[Op]) -> int:
     """Play a script in which each step first fails before its ops, and every third also after half a state is written.
 
     Return how many steps failed.
@@ -136,7 +136,7 @@ def in_layers(case: ComponentCase, beside: Sequence[str], script: Sequence[Op]) 
     failed = 0
     steps = [at for at, op in enumerate(script) if op[0] == "step"]
     for at in (-1, *steps[::3]):
-        world = FaultInjector(Bench(case, beside, units=14, exact=False))
+        world = FaultInjector(pit.bench())
         for number, op in enumerate(script):
             for variant in _variants(op, number == at):
                 world.apply(variant)

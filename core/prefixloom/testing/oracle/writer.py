@@ -225,8 +225,11 @@ class Pit:
     page: int | None = None
     lent: bool = False
 
-    def bench(self) -> Bench:
-        return Bench(self.case, self.beside, units=self.units, page=self.page, lent=self.lent, exact=False)
+    def bench(self, raising: str = "") -> Bench:
+        """Return a new bench. ``raising``: a hook in which the component's spy can raise."""
+        return Bench(
+            self.case, self.beside, units=self.units, page=self.page, lent=self.lent, raising=raising, exact=False
+        )
 
     @property
     def unit(self) -> int:
