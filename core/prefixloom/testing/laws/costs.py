@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from ...errors import CapacityError, PluginError
@@ -77,11 +77,15 @@ def _prompts_hit_as_far(case: ComponentCase, hooks: Sequence[str]) -> None:
         _loses(case, hooks, LENGTHS[0], False, f". Each prompt that was tried loses {min(lost)} tokens or more")
 
 
-def _loses(case: ComponentCase, hooks: Sequence[str], length: int, branched: bool, more: str = "") -> None:
-    mine, plain = (_hits(case, length, without, branched) for without in ((), hooks))
-    alone = {hook: _hits(case, length, {hook}, branched) for hook in _alone(hooks)}
+def _blame(hits: Callable[[Collection[str]], int], hooks: Sequence[str]) -> tuple[int, str]:
+    """Return how many tokens hit, and how many without the hook that costs most, or else without all hooks."""
+    mine, alone = hits(()), {hook: hits({hook}) for hook in _alone(hooks)}
     guilty = max(alone, key=lambda hook: alone[hook])
-    told = f"without {guilty} {alone[guilty]}" if alone[guilty] > mine else f"without its hooks {plain}"
+    return mine, f"without {guilty} {alone[guilty]}" if alone[guilty] > mine else f"without its hooks {hits(hooks)}"
+
+
+def _loses(case: ComponentCase, hooks: Sequence[str], length: int, branched: bool, more: str = "") -> None:
+    mine, told = _blame(lambda without: _hits(case, length, without, branched), hooks)
     after = ", after another that differs from its half on" if branched else ""
     raise Wasteful(
         f"of a prompt of {length * Bench(case).unit} tokens {mine} hit when it comes again{after}, and {told}{more}"
@@ -107,12 +111,9 @@ def _hot(case: ComponentCase, length: int, without: Collection[str] = ()) -> int
 def _hot_prompts_hit(case: ComponentCase, length: int, hooks: Sequence[str]) -> None:
     """Compare with what hits while there is room, and with the component without its hooks."""
     could = (ROUNDS - 1) * _hits(case, length)
-    mine, plain = _hot(case, length), _hot(case, length, hooks)
-    if 4 * mine >= 3 * min(could, plain):
+    if 4 * _hot(case, length) >= 3 * min(could, _hot(case, length, hooks)):
         return
-    alone = {hook: _hot(case, length, {hook}) for hook in _alone(hooks)}
-    guilty = max(alone, key=lambda hook: alone[hook])
-    told = f"without {guilty} {alone[guilty]}" if alone[guilty] > mine else f"without its hooks {plain}"
+    mine, told = _blame(lambda without: _hot(case, length, without), hooks)
     raise Wasteful(
         f"a prompt of {length * Bench(case).unit} tokens came {ROUNDS} times, with others between: {mine} tokens hit, "
         f"and {told}"
