@@ -9,7 +9,7 @@ from typing import Any
 from ...errors import CapacityError, PluginError
 from ..kit.bench import Bench, that_fit
 from ..kit.case import ComponentCase, LawBroken, NotApplicable, Wasteful
-from .service import needed_slots
+from .service import needed_slots, served
 
 LENGTHS = (8, 13, 24, 80, 320)
 """The lengths of prompts, in pages of the tree: what hits at none of them hits never."""
@@ -142,11 +142,7 @@ def law_a_lease_keeps_little_more_than_resuming_needs(case: ComponentCase) -> No
     )
     bench = Bench(case, units=length + 8, blank=True)
     tokens = list(range(length * unit + bench.cache.composition.lookahead))
-    run = bench.open(tokens)
-    while run.sequence.reserved < length * unit:
-        bench.run(run, unit)
-        run.sequence.publish()
-    run.sequence.close()
+    served(bench, tokens, unit, publish=True)
     with bench.cache.lease(bench.cache.match(tokens)) as lease:
         figures = bench.cache.stats().components[part.name]
         wanted = needed_slots(part, lease.boundary, unit)

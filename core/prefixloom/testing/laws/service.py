@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from math import inf
 from typing import Any
 
@@ -58,29 +59,40 @@ def law_content_is_that_of_a_namespace_and_its_extra_keys(case: ComponentCase) -
     unit, tokens = bench.unit, text_of(0)[: 5 * bench.unit + 1]
     image = [(2 * unit, 2 * unit + 1, "one image")]
     for namespace, extra in (("a", []), ("b", image)):
-        run = bench.open(tokens, namespace=namespace, extra=extra)
+        run = served(bench, tokens, namespace=namespace, extra=extra)
         require(run.restored == 0 or _needs_nothing(case), "content", "namespace %r finds what another has", namespace)
-        _finish(bench, run)
-        run.sequence.close()
     others: list[list[tuple[int, int, str]]] = [[], [(2 * unit, 2 * unit + 1, "another")], image]
     for extra in others:  # what has no extra key is published first, so that the next could find it
-        run = bench.open(tokens, leave=1, namespace="b", extra=extra)
+        run = served(bench, tokens, leave=1, namespace="b", extra=extra)
         said = "with the extra key %s, a prompt finds %s tokens, and the key stands at %s"
         require(extra == image or run.restored <= 2 * unit, "content", said, extra, run.restored, 2 * unit)
-        _finish(bench, run)
-        run.sequence.close()
 
 
 def _needs_nothing(case: ComponentCase) -> bool:
     return not case.has_states and not any(low < high for low, high in case.reach.needs(64))
 
 
-def _finish(bench: Bench, run: BenchSequence, chunk: int = 1 << 30) -> None:
+def served(
+    bench: Bench, tokens: Sequence[int], chunk: int = 1 << 30, publish: bool = False, **options: Any
+) -> BenchSequence:
+    """Serve a request from its beginning to its end, and return it. ``publish``: after each chunk, not only at the end.
+
+    ``options`` are those of ``Bench.open``.
+    """
+    run = bench.open(tokens, **options)
+    _finish(bench, run, chunk, publish)
+    run.sequence.close()
+    return run
+
+
+def _finish(bench: Bench, run: BenchSequence, chunk: int = 1 << 30, publish: bool = False) -> None:
     """Compute all named tokens."""
     s = run.sequence
     while s.reserved < s.named:
         bench.run(run, min(chunk, s.named - s.reserved))
         bench.raise_late_failures()
+        if publish:
+            s.publish()
     bench.verify(run)
 
 
@@ -120,12 +132,7 @@ def law_a_lease_covers_exactly_what_resuming_needs(case: ComponentCase) -> None:
         bench = Bench(case, units=40)
         part, unit = bench.parts[0], bench.unit
         tokens = text_of(0)[: 6 * unit + bench.cache.composition.lookahead]
-        run = bench.open(tokens)
-        while run.sequence.reserved < 6 * unit:  # an edge for every page of the tree
-            bench.run(run, unit)
-            run.sequence.publish()
-        _finish(bench, run)
-        run.sequence.close()
+        served(bench, tokens, unit, publish=True)  # an edge for every page of the tree
         plan = bench.cache.match(tokens[: pages * unit + bench.cache.composition.lookahead])
         lease = bench.cache.lease(plan)
         leased, wanted = bench.cache.stats().components[part.name].leased, needed_slots(part, lease.boundary, unit)
@@ -158,9 +165,7 @@ def law_memory_that_nothing_needs_lowers_no_hit(case: ComponentCase) -> None:
     bench = Bench(case, ("path",), below="through", without=HOT_HOOKS)
     name, end = bench.parts[0].name, 6 * bench.unit
     tokens = text_of(0)[: end + bench.cache.composition.lookahead]
-    run = bench.open(tokens)
-    _finish(bench, run)
-    run.sequence.close()
+    served(bench, tokens)
     cached = bench.cache.stats().components[name].cached
     with bench.cache.lease(bench.cache.match(tokens)):
         bench.cache.evict({name: bench.parts[0].capacity})
@@ -200,9 +205,7 @@ def law_a_release_undoes_its_own_acquire(case: ComponentCase) -> None:
     bench = Bench(case, units=40)
     unit, tokens = bench.unit, text_of(0)[: 6 * bench.unit + 1]
     for stop in (3 * unit, 6 * unit + 1):
-        run = bench.open(tokens[:stop])
-        _finish(bench, run)
-        run.sequence.close()
+        served(bench, tokens[:stop])
     before = backdoor.locks(bench.cache)
     lengths = [6 * unit + 1, unit, 3 * unit, 5 * unit, 2 * unit, 3 * unit]  # later ones split what the first covers
     leases = [bench.cache.lease(bench.cache.match(tokens[:length])) for length in lengths]
@@ -230,14 +233,10 @@ def law_a_split_changes_nothing_that_a_reader_sees(case: ComponentCase) -> None:
         bench = Bench(case, units=40)
         unit, ahead = bench.unit, bench.cache.composition.lookahead
         base = text_of(0)[: 6 * unit + ahead]
-        first = bench.open(base)
-        _finish(bench, first)
-        first.sequence.close()
+        served(bench, base)
         reader = bench.open((*base, 1))
         lease = bench.cache.lease(bench.cache.match(base))
-        other = bench.open((*base[: cut * unit], 1 - base[cut * unit], *text_of(2)[: 2 * unit]))
-        _finish(bench, other)
-        other.sequence.close()
+        served(bench, (*base[: cut * unit], 1 - base[cut * unit], *text_of(2)[: 2 * unit]))
         bench.verify(reader)
         said = "after a split at %s, a lease at %s finds only %s"
         got = bench.cache.peek(base)
