@@ -357,16 +357,6 @@ def test_a_step_that_is_entered_and_lost_does_not_hold_up_the_rest(caplog: pytes
     settle(cache)
 
 
-def test_a_stream_that_keeps_failing_does_not_keep_every_failure() -> None:
-    stream = SimulatedStream("a")
-    for _ in range(500):
-        stream.run(lambda: 1 // 0)
-    while stream.ready:
-        stream.advance()
-    assert isinstance(stream.failure(0, 500), ZeroDivisionError)
-    assert len(stream.failures) < 100
-
-
 def test_a_state_is_what_it_was_if_a_step_failed_before_its_ops() -> None:
     """The layers cannot have run, since the copies that they need had not: the state is still published."""
     cache = cache_of(part("path", Path()), part("state", Point()))

@@ -53,38 +53,6 @@ def test_an_inline_stream_that_waits_blocks_the_caller(threads: Callable[..., Th
 # ---------------------------------------------------------------- threads
 
 
-def test_a_worker_runs_its_work_in_order_beside_the_caller(threads: Callable[..., ThreadStream]) -> None:
-    worker, seen = threads(), list[object]()
-    gate = Gate(worker)
-    for number in range(100):
-        worker.run(partial(seen.append, number))
-    worker.run(lambda: seen.append(threading.current_thread()))
-    event = worker.record()
-    assert gate.begun.wait(SOON)
-    assert not event.done and not seen
-    gate.free.set()
-    assert event.synchronize(SOON) and event.done
-    assert seen[:100] == list(range(100)) and seen[100] is not threading.current_thread()
-
-
-def test_an_event_is_done_once_all_before_it_is_over_and_not_what_comes_after(
-    threads: Callable[..., ThreadStream],
-) -> None:
-    worker = threads()
-    worker.run(lambda: None)
-    before = worker.record()
-    assert before.synchronize(SOON)
-    gate = Gate(worker)
-    after = worker.record()
-    assert before.done and not after.done
-    gate.free.set()
-    assert after.synchronize(SOON)
-
-
-def test_an_event_of_a_worker_that_was_given_nothing_is_done(threads: Callable[..., ThreadStream]) -> None:
-    assert threads().record().done
-
-
 def test_waiting_for_an_event_ends_when_the_time_is_up(threads: Callable[..., ThreadStream]) -> None:
     worker = threads()
     gate = Gate(worker)
@@ -246,16 +214,6 @@ def test_draining_runs_all_and_tells_of_what_waits_for_ever() -> None:
     a.wait(outside.record())
     with pytest.raises(InvariantError, match="<SimulatedStream 'a'> waits for what never comes"):
         sim.drain()
-
-
-def test_a_simulated_failure_is_told_by_its_tick() -> None:
-    sim, error = Simulation("a", "b"), ValueError("one")
-    a, b = sim.streams
-    a.wait(b.record())
-    a.run(fails(error))
-    assert a.failure(0, 2) is None
-    sim.drain()
-    assert (a.failure(0, 1), a.failure(1, 2), a.failure(0, 9)) == (None, error, error)
 
 
 # ---------------------------------------------------------------- which stream is meant

@@ -9,7 +9,6 @@ can be repeated.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import random
 import struct
 import time
@@ -22,25 +21,14 @@ from prefixloom.storage import (
     NUMBERS,
     Fingerprint,
     Flaw,
-    Key,
-    Record,
     decode_header,
     decode_record,
     encode_header,
 )
+from prefixloom.testing.laws.storage import ONE, key_of, record_of
 
-ONE = Fingerprint("toy", "bfloat16", 16, "kv", "1", shapes={"kv": (2, 64)})
 Draw = random.Random
 Mutation = Callable[[Draw, bytearray], None]
-
-
-def key_of(seed: int) -> Key:
-    return Key(hashlib.blake2b(b"%d" % seed, digest_size=32).digest(), ONE)
-
-
-def record_of(seed: int, size: int) -> Record:
-    payload = hashlib.shake_128(b"%d" % seed).digest(size)
-    return Record(key_of(seed), "kv", 16 * seed, 16 * seed + 16, "layer_first", memoryview(payload))
 
 
 class Corpus:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from tests.support.mutants import Mutant
 
-TIER, FOUND, COPIES = "test_tier.py", "test_tier_regressions.py", "test_tier_copies.py"
+TIER, COPIES = "test_tier.py", "test_tier_copies.py"
 READS, COMING = "test_store_reads.py", "test_store_coming.py"
 LESSON_4 = "test_lesson_4_wrong_anchor.py"
 ROWS = (
@@ -21,20 +21,20 @@ ROWS = (
     ("sources are not pinned", "tiers/restore.py", "lacking", "pins.add(host, there)", "pass", LESSON_4),
     ("what no boundary needs is never restored", "tiers/restore.py", "_has_more", "lacks and lacks != copies.residencies[lane.index].absent(end, wanted)", "False", "test_tier_faults.py"),
     ("without room for what is not needed nothing is loaded", "tiers/restore.py", "_load_with_more", "end.end > running.ready", "not left_out", "test_optional.py"),
-    ("what is tried again is not lower", "tiers/restore.py", "restore", "running.ready < boundary <= limit", "running.ready < boundary", FOUND),
-    ("a state that was filled is loaded into", "tiers/restore.py", "_copy_up", "isinstance(lane, CodedLane) or state.ready", "isinstance(lane, CodedLane)", FOUND),
-    ("a copy of a state leaves no fence", "tiers/restore.py", "_copy_up", "running.fence = max(running.fence, work.number)", "", FOUND),
+    ("what is tried again is not lower", "tiers/restore.py", "restore", "running.ready < boundary <= limit", "running.ready < boundary", COPIES),
+    ("a state that was filled is loaded into", "tiers/restore.py", "_copy_up", "isinstance(lane, CodedLane) or state.ready", "isinstance(lane, CodedLane)", COPIES),
+    ("a copy of a state leaves no fence", "tiers/restore.py", "_copy_up", "running.fence = max(running.fence, work.number)", "", COPIES),
     ("the state's lease is kept after a load", "tiers/restore.py", "_resume_at", "release_part(running, point)", "", COPIES),
     ("an anchor is not held while it is loaded", "tiers/restore.py", "_load", "end.protect()", "pass", TIER),
-    ("who reads the device waits for copies down", "operations/unwritten.py", "Unwritten.read_node", "publication.below == below and publication.hold is not hold and (hold not in publication.readers)", "publication.hold is not hold and hold not in publication.readers", FOUND),
+    ("who reads the device waits for copies down", "operations/unwritten.py", "Unwritten.read_node", "publication.below == below and publication.hold is not hold and (hold not in publication.readers)", "publication.hold is not hold and hold not in publication.readers", COPIES),
     ("who closed is not told what failed", "operations/teardown.py", "abandon", "hold.failed = hold.failed or error\nif hold.active:\n    if isinstance(hold, Running):\n        give_back(core, hold)\n    else:\n        release(core, hold)", "if hold.active:\n    hold.failed = hold.failed or error\n    if isinstance(hold, Running):\n        give_back(core, hold)\n    else:\n        release(core, hold)", "test_flight_regressions.py"),
     ("what is forgotten went well", "device/streams.py", "Stream.failure", "forgotten if since < tick else None", "None", "test_engine_lost.py"),
     ("a flush forgets who read", "operations/unwritten.py", "Unwritten.flushed", "for publication in self.publications:\n    publication.nodes, publication.slots = ([], [])", "self._by_work = {}", "test_engine_lost.py"),
     ("who was told to go on is moved", "tiers/restore.py", "restore_more", "restored.over or used or running.core is None", "used or running.core is None", "test_store_answers.py"),
-    ("a fence is lost with a slot that cannot be had", "tiers/host_copies.py", "HostCopies.take", "flight.taken_early = before", "flight.taken_early = 0", FOUND),
-    ("slots below are taken while a step is open", "tiers/host_copies.py", "HostCopies.take", "flight.blocked(flight.taken_early)", "False", FOUND),
+    ("a fence is lost with a slot that cannot be had", "tiers/host_copies.py", "HostCopies.take", "flight.taken_early = before", "flight.taken_early = 0", COPIES),
+    ("slots below are taken while a step is open", "tiers/host_copies.py", "HostCopies.take", "flight.blocked(flight.taken_early)", "False", COPIES),
     ("what a failed copy had is kept below", "tiers/host_copies.py", "Filling.__exit__", "isinstance(error, PrefixloomError)", "False", "test_tier_faults.py"),
-    ("what was spared before a load is kept", "tiers/restore.py", "_resume_at", "forget_surplus(core, running)\ncore.unwritten.read(running, end)", "core.unwritten.read(running, end)", FOUND),
+    ("what was spared before a load is kept", "tiers/restore.py", "_resume_at", "forget_surplus(core, running)\ncore.unwritten.read(running, end)", "core.unwritten.read(running, end)", COPIES),
     ("pins below are kept", "tiers/host_lane.py", "Pins.__exit__", "lane.unpin(cell)", "pass", TIER),
     ("demotion is left out", "tiers/host_tier.py", "LowerTier.losing", "host is not None", "False", TIER),
     ("hits are not counted upward", "tiers/host_tier.py", "LowerTier.used", "path_up(node)", "path_up(node, node.start)", COPIES),
@@ -50,7 +50,7 @@ ROWS = (
     ("some layers of a page are all of it", "tiers/host_copies.py", "copy_between", "whole and in_one_piece(source, target)", "in_one_piece(source, target)", "test_layouts.py"),
     ("what is copied down is put a place off", "tree/cells.py", "Cells.add", "data[place] = slot", "data[place - 1] = slot", TIER),
     ("the tier's copies are told in lists that change", "tiers/host_copies.py", "HostCopies._run_one", "partial(copy_between, source, tuple(mine.src), target, tuple(mine.dst), *group)", "partial(copy_between, source, mine.src, target, mine.dst, *group)", "lessons/test_lesson_5_tier.py"),
-    ("what a plugin adds is not ordered", "tiers/host_copies.py", "HostCopies._ordered", "self.core.unwritten.read_node(hold, node)\nfound.append((host, node))", "found.append((host, node))", FOUND),
+    ("what a plugin adds is not ordered", "tiers/host_copies.py", "HostCopies._ordered", "self.core.unwritten.read_node(hold, node)\nfound.append((host, node))", "found.append((host, node))", COPIES),
     ("an interrupted copy stays open", "tiers/host_copies.py", "HostCopies.end", "work.number > before and work.event is None and (not work.over)", "False", "test_tier_faults.py"),
     ("everybody reads for himself", "tiers/store_reads.py", "Fetch._comes_after", "self.held < shared <= other.boundary or other.boundary == self.boundary", "False", READS),
     ("who waits behind another is not let go", "tiers/store_reads.py", "Fetch.go_on", "self._close()", "self.reads.fetches.remove(self)", READS),
@@ -68,7 +68,7 @@ ROWS = (
     ("what is split meanwhile is not offered", "tiers/store_writes.py", "StoreWrites.divided", "self.unseen.append((upper, False))", "", COMING),
     ("another store's count is believed", "tiers/store_writes.py", "StoreWrites.left", "cell.store != self.behind.attached", "False", COMING),
     ("a plugin's transfers are not united", "tiers/transfer_hooks.py", "proposed", "wanted.setdefault(more.component, []).append((more.start, min(more.end, plan.boundary)))", "wanted.setdefault(more.component, [])[:0] = () and (more.start, min(more.end, plan.boundary))", "test_tier_hooks.py"),
-    ("a loaded state leaves the one above for recent", "tiers/restore.py", "_copy_up", "mine.lane.device.line_up([node for node, _ in mine.at])", "pass", FOUND),
+    ("a loaded state leaves the one above for recent", "tiers/restore.py", "_copy_up", "mine.lane.device.line_up([node for node, _ in mine.at])", "pass", COPIES),
 )  # fmt: skip
 
 MUTANTS_OF_TIERS = tuple(Mutant(*row, ("test", tests, "")) for *row, tests in ROWS)

@@ -55,6 +55,8 @@ def differing(rank: int, ranks: int) -> None:
 
 
 def dying(rank: int, ranks: int) -> None:
+    """All agree, and then rank 1 is gone."""
+    agreeing(rank, ranks)
     consensus = GroupConsensus(timeout=5)
     say(lambda: list(consensus.agree({0: 1})))
     if rank == 1:

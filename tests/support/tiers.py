@@ -7,11 +7,16 @@ from __future__ import annotations
 
 import random
 from array import array
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Many
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
+from unittest import mock
 
 import torch
 
+import prefixloom.tiers.host_copies
 from prefixloom import Component, Optional, TierManifest
 from prefixloom.cache.cache import Cache
 from prefixloom.cache.sequence import Sequence
@@ -20,7 +25,7 @@ from prefixloom.testing.inside.backdoor import put_transfer_stream, tier_lane
 from prefixloom.testing.schedules.simulated import Simulation
 from prefixloom.tree.radix import Node
 from prefixloom_hicache import HostTier
-from tests.support.helpers import PAGE, cache_of
+from tests.support.helpers import cache_of
 
 WRITES = ("through", "back", "selective")
 
@@ -40,6 +45,18 @@ def simulated(cache: Cache) -> Simulation:
     for way in ("down", "up"):
         put_transfer_stream(cache, way, simulation[way])
     return simulation
+
+
+@contextmanager
+def copies_by(do: Callable[..., Any]) -> Iterator[None]:
+    """Make copies between tiers by ``do``, which is given the honest ``copy_between`` and its arguments."""
+    honest = prefixloom.tiers.host_copies.copy_between
+    with mock.patch.object(prefixloom.tiers.host_copies, "copy_between", partial(do, honest)):
+        yield
+
+
+def broken(*_: Any) -> None:
+    raise RuntimeError("no copy today")
 
 
 # ---------------------------------------------------------------- content
@@ -201,9 +218,3 @@ class Requests:
 def content_is_there(cache: Cache) -> bool:
     """Whether anything was written at all: a test of content over zeros proves nothing."""
     return any(bool(torch.any(cache.pool(lane.name).buffers["data"] != 0)) for lane in cache.core.shape.lanes)
-
-
-__all__ = [
-    "PAGE", "WRITES", "Requests", "compute", "content_is_there", "path_of", "restorable", "serve", "simulated",
-    "tiered", "wrong",
-]  # fmt: skip

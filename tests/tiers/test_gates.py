@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-import prefixloom.tiers.host_copies
 from prefixloom import Buffer, Component, Manifest, Path, Point, ProtocolError, TierManifest, Window, compose
 from prefixloom.cache.cache import Cache
 from prefixloom.testing.inside.backdoor import put_transfer_stream, tier_lanes, transfer_streams
@@ -14,6 +13,7 @@ from prefixloom.testing.schedules.simulated import Simulation
 from prefixloom.tiers.host_copies import layer_groups
 from prefixloom_hicache import HostTier
 from tests.support.helpers import settle
+from tests.support.tiers import copies_by
 
 LAYERS = 6
 
@@ -140,28 +140,25 @@ def test_gates_are_passed_where_nothing_is_loaded_and_only_after_run_ops() -> No
             step.gate(0)
 
 
-def test_a_load_that_fails_ends_the_step_that_was_gated_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = prefixloom.tiers.host_copies.copy_between
-
-    def broken(*given: Any) -> None:
+def test_a_load_that_fails_ends_the_step_that_was_gated_on_it() -> None:
+    def breaking(honest: Any, *given: Any) -> None:
         if len(given) > 4 and given[4] >= 2:
             raise RuntimeError("the last layers never came")
-        whole(*given)
+        honest(*given)
 
     cache = gated(3)
     served(cache)
-    monkeypatch.setattr(prefixloom.tiers.host_copies, "copy_between", broken)
-    sequence = cache.open(range(36))
-    sequence.restore()
-    sequence.grow(4)
-    with cache.step([sequence]) as step:
-        step.run_ops(gated=True)
-        for layer in range(LAYERS):
-            step.gate(layer)
-    transfer_streams(cache)["up"].record().synchronize()
+    with copies_by(breaking):
+        sequence = cache.open(range(36))
+        sequence.restore()
+        sequence.grow(4)
+        with cache.step([sequence]) as step:
+            step.run_ops(gated=True)
+            for layer in range(LAYERS):
+                step.gate(layer)
+        transfer_streams(cache)["up"].record().synchronize()
     cache.poll()
     assert not sequence.open
-    monkeypatch.setattr(prefixloom.tiers.host_copies, "copy_between", whole)
     with cache.open(range(36)) as again:
         assert again.restore().ready == 0  # the source is not tried for ever
     settle(cache)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from prefixloom import CapacityError, Path, Point, RankError, Window
+from prefixloom import CapacityError, Path, Point, Window
 from prefixloom.cache.cache import Cache
 from prefixloom.cache.sequence import Sequence
 from tests.support.helpers import cache_of, part, settle
@@ -177,19 +177,6 @@ def test_where_nothing_differs_no_agreement_is_needed() -> None:
         own = program("path", seed, 120, done, sizes="alike")
         run(own, 2, seed, agreeing=False, slowest=(0,), failing=0.0)
         assert len(done) == 2 and all(t.came for t in done)
-
-
-def test_settings_that_differ_are_refused_by_name_on_every_rank() -> None:
-    refused: list[str] = []
-
-    def settings(rank: Rank) -> None:
-        try:
-            rank.consensus.agree_same({"page": "16", "dtype": "int8" if rank.index else "bfloat16"})
-        except RankError as error:
-            refused.append(str(error))
-
-    run(settings, 3, 0)
-    assert len(refused) == 3 and all("dtype is 'bfloat16' on rank 0 and 'int8' on rank 1" in text for text in refused)
 
 
 def test_the_error_of_a_rank_is_told_and_nobody_waits_for_it() -> None:

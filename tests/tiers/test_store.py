@@ -13,7 +13,7 @@ from prefixloom import Buffer, Component, CompositionError, Manifest, Path, Poin
 from prefixloom.testing.inside.backdoor import tier_lanes
 from prefixloom_hicache import FileBackend, HostTier, MemoryBackend
 from tests.support.helpers import part, settle
-from tests.support.stores import TOKENS, behind, composed, idle, parts, read_back, restored, stocked, until
+from tests.support.stores import TOKENS, behind, composed, idle, parts, read_back, restored, stocked
 from tests.support.tiers import compute, restorable, serve
 
 SETS = {
@@ -115,15 +115,6 @@ def test_extra_keys_come_back(file: Any) -> None:
     assert read_back(cache, [*tokens, 1]) == 8
 
 
-def test_namespaces_do_not_meet_in_a_store(file: Any) -> None:
-    cache, _ = composed(part("path", Path()), store=file())
-    serve(cache, list(range(32)), namespace="a")
-    idle(cache)
-    cache, _ = composed(part("path", Path()), store=file())
-    assert read_back(cache, list(range(33)), namespace="b") == 0
-    assert read_back(cache, list(range(33)), namespace="a") == 32
-
-
 # ---------------------------------------------------------------- coming and going
 
 
@@ -199,24 +190,6 @@ def test_a_flush_while_the_store_still_reads_stores_nothing_wrong(monkeypatch: p
     assert read_back(cache, [*tokens, 1]) == 0
     assert read_back(cache, list(range(500, 541))) == 40
     settle(cache)
-
-
-def test_a_flush_while_a_prompt_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
-    store, held = MemoryBackend(capacity=1 << 22), threading.Event()
-    cache, _ = composed(store=store)
-    serve(cache, list(range(40)))
-    idle(cache)
-    cache, _ = composed(store=store)
-    get = store.get
-    monkeypatch.setattr(store, "get", lambda *given: (held.wait(10), get(*given))[1])
-    told = cache.open(range(44)).restore()
-    until(cache, lambda: any(fetch.calls for fetch in behind(cache).reads.fetches))
-    cache.flush()
-    assert told.over
-    held.set()
-    until(cache, lambda: not behind(cache).reads.fetches)
-    assert told.ready == 0
-    assert cache.stats().tier.cached == dict.fromkeys(("path", "window", "point"), 0)  # type: ignore[union-attr]
 
 
 def test_what_a_store_gets_is_the_policys_to_say() -> None:

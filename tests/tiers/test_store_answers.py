@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
+import attrs
 import pytest
 
 from prefixloom import Path, Window
@@ -13,17 +15,10 @@ from prefixloom.testing.inside.backdoor import tier_lanes
 from prefixloom.tiers.pieces import READ
 from prefixloom_hicache import GuardLimits, MemoryBackend
 from tests.support.helpers import part, settle
-from tests.support.stores import behind, composed, idle, read_back, restored, until
+from tests.support.stores import TOKENS, Gated, behind, composed, idle, read_back, restored, stocked, until
 from tests.support.tiers import compute, serve
 
 # ---------------------------------------------------------------- nobody waits
-
-
-def slow(store: Any, seconds: float) -> Any:
-    for name in ("get", "exists", "put"):
-        whole = getattr(store, name)
-        setattr(store, name, lambda *given, whole=whole: (time.sleep(seconds), whole(*given))[1])
-    return store
 
 
 class Slow(MemoryBackend):
@@ -48,22 +43,25 @@ def filled(tokens: list[int]) -> Slow:
     return store
 
 
+@pytest.mark.parametrize("held_in", ["exists", "get"])
 @pytest.mark.parametrize("fetch", ["best_effort", "wait", "timeout"])
-def test_how_long_a_prompt_waits_is_the_policys_to_say(fetch: str) -> None:
-    tokens = list(range(40))
-    store = filled(tokens)
-    store.seconds = 0.5
-    cache, _ = composed(store=store, fetch=fetch)
-    with cache.open([*tokens, 1]) as sequence:
-        begun = time.monotonic()
+def test_a_prompt_waits_for_a_slow_store_as_long_as_its_policy_says(fetch: str, held_in: str) -> None:
+    store = stocked(kind=Gated)
+    cache, tier = composed(store=store, fetch=fetch)
+    tier.fetch_base, tier.fetch_per_page = 0.05, 0.0
+    store.holds = (held_in,)
+    store.gate.clear()
+    with cache.open([*TOKENS, 1]) as sequence:
         told = sequence.restore()
         assert told.over == (fetch == "best_effort")
-        assert time.monotonic() - begun < 0.2
-        until(cache, lambda: told.over)
-        waited = time.monotonic() - begun
+        until(cache, store.held.is_set)
+        if fetch == "timeout":
+            until(cache, lambda: told.over)
+            assert "too slow" in told.why
+        assert (told.over, sequence.ready) == (fetch != "wait", 0)
+        store.gate.set()
+        until(cache, lambda: told.over and not behind(cache).reads.fetches)
         assert told.ready == sequence.ready == (40 if fetch == "wait" else 0)
-        assert waited < 0.4 if fetch != "wait" else waited > 0.4
-        assert fetch != "timeout" or "too slow" in told.why
 
 
 @pytest.mark.parametrize("used", [True, False])
@@ -107,54 +105,79 @@ def test_what_is_too_much_for_the_store_is_dropped_and_counted(keep: str, host: 
 
 
 class Bad(MemoryBackend):
-    """Answers reads with ``answer(key, record)``."""
+    """Answers reads with ``answer(key, record)``, and with ``answers(keys)`` if a test gives that."""
 
-    answer: Any = None
+    answer: Any = staticmethod(lambda key, record: record)
+    answers: Any = None
 
     def get(self, keys: Any, into: Any = None) -> Any:
+        if self.answers is not None:
+            return self.answers(keys)
         return tuple(self.answer(key, record) for key, record in zip(keys, super().get(keys), strict=True))
 
 
-def other(record: Any) -> Any:
-    import attrs
-
+def moved(key: Any, record: Any) -> Any:
     return attrs.evolve(record, start=record.start + 4, end=record.end + 4)
 
 
 @pytest.mark.parametrize(
-    ("answer", "why"),
+    ("given", "why"),
     [
-        (lambda key, record: Miss(key, "corrupt", "flipped"), "corrupt: flipped"),
-        (lambda key, record: other(record), "the store gave"),
-        (lambda key, record: 1 / 0, "error: ZeroDivisionError"),
-        (lambda key, record: Refused(key, "io"), "io"),
+        ({"answer": lambda key, record: Miss(key, "corrupt", "flipped")}, "corrupt: flipped"),
+        ({"answer": moved}, "the store gave"),
+        ({"answer": lambda key, record: 1 / 0}, "error: ZeroDivisionError"),
+        ({"answer": lambda key, record: Refused(key, "io")}, "io"),
+        ({"answers": lambda keys: tuple(None for _ in keys)}, "error"),
+        ({"answers": lambda keys: tuple(True for _ in keys)}, "error"),
+        ({"answers": lambda keys: ()}, "error"),
+        ({"answers": lambda keys: None}, "error"),
+        ({"answers": lambda keys: [Miss(key, "absent") for key in keys]}, "error"),
     ],
-    ids=["corrupt", "another piece", "raises", "nonsense"],
+    ids=["corrupt", "another piece", "raises", "refused", "none", "booleans", "too few", "nothing", "a list"],
 )
-def test_whatever_a_store_answers_it_is_a_miss_with_a_reason(answer: Any, why: str) -> None:
-    tokens = list(range(40))
-    store = Bad(capacity=1 << 22)
-    store.answer = lambda key, record: record
+def test_whatever_a_store_answers_it_is_a_miss_with_a_reason(given: dict[str, Any], why: str) -> None:
+    store = stocked(kind=Bad)
+    for name, value in given.items():
+        setattr(store, name, value)
     cache, _ = composed(store=store)
-    serve(cache, tokens)
-    idle(cache)
-    store.answer = answer
-    cache, _ = composed(store=store)
-    with cache.open([*tokens, 1]) as sequence:
+    with cache.open([*TOKENS, 1]) as sequence:
         told = restored(cache, sequence)
         assert told.ready == 0 and why in told.why, told
-    assert serve(cache, tokens) == 0
+    assert serve(cache, TOKENS) == 0
     settle(cache)
+
+
+def test_a_record_of_another_prompt_is_no_answer() -> None:
+    """Of the same component and the same place."""
+    store = stocked(kind=Bad)
+    cache, _ = composed(store=store)
+    serve(cache, other := list(range(100, 140)))
+    idle(cache)
+    kept: dict[Any, Any] = {}
+    store.answer = lambda key, record: kept.setdefault((record.component, record.start, record.end), record)
+    cache, _ = composed(store=store)
+    assert read_back(cache, [*other, 1]) == 40
+    with cache.open([*TOKENS, 1]) as sequence:
+        told = restored(cache, sequence)
+        assert told.ready == 0 and "another" in told.why
+
+
+@pytest.mark.parametrize(
+    "answers", [lambda records: (), lambda records: tuple(None for _ in records), lambda records: None]
+)
+def test_only_what_a_store_says_it_stored_counts_as_stored(answers: Callable[[Any], Any]) -> None:
+    store = MemoryBackend(capacity=1 << 22)
+    store.put = lambda records: answers(records)  # type: ignore[method-assign]
+    cache, _ = composed(part("path", Path()), store=store)
+    serve(cache, TOKENS)
+    idle(cache)
+    assert (behind(cache).writes.stored, behind(cache).writes.refused) == (0, 10)
 
 
 @pytest.mark.parametrize("fetch", ["wait", "best_effort"])
 def test_of_a_path_what_came_before_a_bad_piece_counts(fetch: str) -> None:
     tokens = list(range(4 * READ + 80))
-    store = Bad(capacity=1 << 24)
-    store.answer = lambda key, record: record
-    cache, _ = composed(part("path", Path()), store=store, tokens=1024)
-    serve(cache, tokens)
-    idle(cache)
+    store = stocked(part("path", Path()), tokens=tokens, kind=Bad)
     late = 4 * READ + 8
     store.answer = lambda key, record: Miss(key, "corrupt") if record.end == late else record
     cache, _ = composed(part("path", Path()), store=store, tokens=1024, fetch=fetch)

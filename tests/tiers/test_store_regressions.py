@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,13 +11,12 @@ import pytest
 import prefixloom.keys.elements
 import prefixloom.tiers.host_copies
 from prefixloom import Buffer, Component, Manifest, Path, Point, TierManifest, Window, hookimpl
-from prefixloom.storage import Miss
 from prefixloom.testing.inside.backdoor import put_transfer_stream, tier_lane, tier_lanes
 from prefixloom.tiers.store_writes import PER_CALL
 from prefixloom_hicache import GuardLimits, HostTier, MemoryBackend
 from tests.support.helpers import cache_of, part, settle
-from tests.support.stores import TOKENS, Gated, behind, composed, idle, read_back, restored, stocked, until
-from tests.support.tiers import serve
+from tests.support.stores import TOKENS, Gated, behind, composed, idle, restored, stocked, until
+from tests.support.tiers import copies_by, serve
 
 # ---------------------------------------------------------------- what a failed step wrote
 
@@ -53,29 +51,30 @@ def test_what_a_failed_step_wrote_is_not_stored(threads: Any) -> None:
     settle(cache)
 
 
-@pytest.mark.parametrize("names", ["path", "state"])
-def test_a_copy_that_fails_while_its_target_is_pinned_for_the_store(
-    names: str, threads: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def breaking(name: str, go: threading.Event) -> Any:
+    """Return what copies between tiers once ``go`` is set, and fails for the component ``name``."""
+
+    def copy(honest: Any, source: Any, *rest: Any) -> None:
+        assert go.wait(20)
+        if source.name == name:
+            raise RuntimeError("the copy failed")
+        honest(source, *rest)
+
+    return copy
+
+
+@pytest.mark.parametrize("name", ["path", "state"])
+def test_a_copy_that_fails_while_its_target_is_pinned_for_the_store(name: str, threads: Any) -> None:
     store = MemoryBackend(capacity=1 << 22)
     cache, _ = composed(part("path", Path()), part("state", Point()), store=store)
     put_transfer_stream(cache, "down", threads("down"))
-    go, whole = threading.Event(), prefixloom.tiers.host_copies.copy_between
-
-    def broken(source: Any, *rest: Any) -> None:
-        assert go.wait(20)
-        if source.name == names:
-            raise RuntimeError("the copy failed")
-        whole(source, *rest)
-
-    monkeypatch.setattr(prefixloom.tiers.host_copies, "copy_between", broken)
-    serve(cache, TOKENS)
-    cache.poll()
-    cache.poll()
+    with copies_by(breaking(name, go := threading.Event())):
+        serve(cache, TOKENS)
+        cache.poll()
+        cache.poll()
     go.set()
     idle(cache)
     until(cache, lambda: not cache.core.flight.works)
-    monkeypatch.setattr(prefixloom.tiers.host_copies, "copy_between", whole)
     for lane in tier_lanes(cache):
         assert (lane.leased, lane.in_tree) == (0, 0), lane.device.name
     cache.drop_namespace("")
@@ -84,27 +83,17 @@ def test_a_copy_that_fails_while_its_target_is_pinned_for_the_store(
     settle(cache)
 
 
-def test_a_state_that_never_arrived_is_not_found_while_it_is_pinned_for_the_store(
-    threads: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_state_that_never_arrived_is_not_found_while_it_is_pinned_for_the_store(threads: Any) -> None:
     store = Gated(capacity=1 << 22)
     cache, _ = composed(part("path", Path()), part("state", Point()), store=store)
     store.gate.clear()
     serve(cache, [7] * 8)
     until(cache, store.held.is_set)  # what is handed over from now on waits
     put_transfer_stream(cache, "down", threads("down"))
-    go, whole = threading.Event(), prefixloom.tiers.host_copies.copy_between
-
-    def broken(source: Any, *rest: Any) -> None:
-        assert go.wait(20)
-        if source.name == "state":
-            raise RuntimeError("the copy failed")
-        whole(source, *rest)
-
-    monkeypatch.setattr(prefixloom.tiers.host_copies, "copy_between", broken)
-    serve(cache, TOKENS)
-    cache.poll()
-    cache.poll()
+    with copies_by(breaking("state", go := threading.Event())):
+        serve(cache, TOKENS)
+        cache.poll()
+        cache.poll()
     assert tier_lane(cache, "state").leased == 2
     go.set()
     until(cache, lambda: not cache.core.flight.works)
@@ -253,20 +242,6 @@ def test_all_that_makes_room_is_stored_when_the_store_answers_before_the_next_ca
     assert cache.stats().tier.refused == 0  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("call", ["exists", "get"])
-def test_timeout_counts_from_the_beginning(call: str) -> None:
-    """Looking may be slow as well as reading."""
-    store = stocked()
-    whole = getattr(store, call)
-    setattr(store, call, lambda *given: (time.sleep(1.5), whole(*given))[1])
-    cache, _ = composed(store=store, fetch="timeout")
-    with cache.open([*TOKENS, 1]) as sequence:
-        begun = time.monotonic()
-        told = restored(cache, sequence)
-        assert time.monotonic() - begun < 0.8
-        assert told.ready == 0 and "too slow" in told.why
-
-
 def test_a_fetch_says_that_it_was_too_slow_when_the_time_ends_before_its_last_calls(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -310,34 +285,6 @@ def test_a_fetch_must_promise_as_much_as_is_asked_for() -> None:
 # ---------------------------------------------------------------- what may be answered, and what plugins do
 
 
-@pytest.mark.parametrize(
-    "answers",
-    [lambda keys: tuple(None for _ in keys), lambda keys: tuple(True for _ in keys), lambda keys: (),
-     lambda keys: None, lambda keys: [Miss(key, "absent") for key in keys]],
-    ids=["none", "booleans", "too few", "nothing", "a list"],
-)  # fmt: skip
-def test_nonsense_for_records_is_a_miss(answers: Callable[[Any], Any]) -> None:
-    store = stocked()
-    store.get = lambda keys, into=None: answers(keys)
-    cache, _ = composed(store=store)
-    with cache.open([*TOKENS, 1]) as sequence:
-        told = restored(cache, sequence)
-        assert told.ready == 0 and "error" in told.why
-    settle(cache)
-
-
-@pytest.mark.parametrize(
-    "answers", [lambda records: (), lambda records: tuple(None for _ in records), lambda records: None]
-)
-def test_only_what_a_store_says_it_stored_counts_as_stored(answers: Callable[[Any], Any]) -> None:
-    store = MemoryBackend(capacity=1 << 22)
-    store.put = lambda records: answers(records)  # type: ignore[method-assign]
-    cache, _ = composed(part("path", Path()), store=store)
-    serve(cache, TOKENS)
-    idle(cache)
-    assert (behind(cache).writes.stored, behind(cache).writes.refused) == (0, 10)
-
-
 class Moody(Component):
     """Its hook raises where a test says so."""
 
@@ -370,26 +317,3 @@ def test_a_plugin_that_raises_in_the_end_of_a_fetch_costs_that_fetch_only() -> N
     first.close()
     second.close()
     settle(cache)
-
-
-def test_a_record_of_another_prompt_is_no_answer() -> None:
-    """Of the same component and the same place."""
-    store = stocked()
-    cache, _ = composed(store=store)
-    serve(cache, other := list(range(100, 140)))
-    idle(cache)
-    asked: dict[Any, Any] = {}
-    whole = store.get
-
-    def get(keys: Any, into: Any = None) -> Any:
-        found = whole(keys)
-        asked.update({(record.component, record.start, record.end): record for record in found})
-        return found
-
-    store.get = get
-    cache, _ = composed(store=store)
-    assert read_back(cache, [*other, 1]) == 40
-    store.get = lambda keys, into=None: tuple(asked[r.component, r.start, r.end] for r in whole(keys))
-    with cache.open([*TOKENS, 1]) as sequence:
-        told = restored(cache, sequence)
-        assert told.ready == 0 and "another" in told.why

@@ -8,7 +8,6 @@ import attrs
 import pytest
 
 from prefixloom import (
-    CapacityError,
     CompositionError,
     EvictionPolicy,
     Path,
@@ -234,19 +233,6 @@ def test_a_restore_that_does_not_fit_counts_as_a_use_of_no_more_than_where_it_tr
     assert cache.stats().components["path"].cached == 4
 
 
-def test_a_drop_or_a_flush_reaches_the_tier() -> None:
-    cache = tiered(part("path", Path()), part("state", Point()), write="through")
-    serve(cache, range(40), namespace="a")
-    serve(cache, range(40), namespace="b")
-    held = cache.stats().tier.cached["path"]  # type: ignore[union-attr]
-    cache.drop_namespace("a")
-    assert cache.stats().tier.cached["path"] == held // 2  # type: ignore[union-attr]
-    cache.flush()
-    assert cache.stats().tier.cached == {"path": 0, "state": 0}  # type: ignore[union-attr]
-    serve(cache, range(40), namespace="a")
-    settle(cache)
-
-
 def test_restore_comes_first_and_without_a_tier_it_does_nothing() -> None:
     cache = tiered(part("path", Path()))
     serve(cache, range(40))
@@ -291,18 +277,6 @@ def test_an_impossible_tier_is_refused(tier: Any, message: str) -> None:
             None, plugins=[part("path", Path()), part("state", Point()), *tier()], page_size=4,
             capacity={"path": 64, "state": 4},
         )  # fmt: skip
-
-
-def test_a_tier_needs_something_to_hold() -> None:
-    with pytest.raises(CompositionError, match="a cache needs at least one component"):
-        compose(None, plugins=[HostTier(TierManifest(capacity=64))], capacity=64)
-
-
-def test_opening_in_a_full_cache_with_a_tier_is_refused_as_without() -> None:
-    cache = tiered(part("path", Path()), part("state", Point()), slots=2)
-    with cache.open(range(4)), cache.open(range(4)), pytest.raises(CapacityError):
-        cache.open(range(4))
-    settle(cache)
 
 
 def test_a_branch_that_lies_deeper_than_what_was_restored_stays() -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-import prefixloom.tiers.host_copies
 from prefixloom import (
     AnchorView,
     Claim,
@@ -25,7 +24,7 @@ from prefixloom import hookimpl as hook
 from prefixloom.testing.inside.backdoor import copies
 from prefixloom_hicache import HostTier
 from tests.support.helpers import part, settle
-from tests.support.tiers import serve, tiered
+from tests.support.tiers import broken, copies_by, serve, tiered
 
 
 class Asked(Component):
@@ -157,15 +156,11 @@ def test_t4_nonsense_is_counted_and_the_derived_copies_are_made(more: Any) -> No
     settle(cache)
 
 
-def test_d2_a_copy_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_d2_a_copy_that_fails_is_told() -> None:
     near = asked("near", Window(8))
     cache = tiered(near, write="through")
-
-    def broken(*_: object) -> None:
-        raise RuntimeError("no copy today")
-
-    monkeypatch.setattr(prefixloom.tiers.host_copies, "copy_between", broken)
-    serve(cache, range(40))
+    with copies_by(broken):
+        serve(cache, range(40))
     (plan, outcome) = near.told[0]
     assert plan.phase == "backup" and not outcome.ok and "no copy today" in outcome.error
     assert cache.stats().tier.cached == {"near": 0}  # type: ignore[union-attr]

@@ -8,15 +8,13 @@ from typing import Any
 
 import pytest
 
-import prefixloom.tiers.host_copies
 from prefixloom import Activity, InputError, Path, Point, ThreadStream, Window
 from prefixloom.testing.inside.backdoor import tier_lane
 from tests.operations.test_work import executed
 from tests.support.helpers import part, settle
 from tests.support.stores import composed, idle, read_back, stocked
-from tests.support.tiers import serve, simulated, tiered
+from tests.support.tiers import broken, copies_by, serve, simulated, tiered
 from tests.tiers.test_gates import gated, served
-from tests.tiers.test_tier_regressions import broken
 
 
 def told(activities: Many[Activity]) -> list[tuple[str, str, dict[str, int]]]:
@@ -90,14 +88,13 @@ def test_a_step_that_has_to_wait_for_a_load_says_how_long() -> None:
     settle(cache)
 
 
-def test_a_worker_that_waits_for_a_load_is_told_with_the_time_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_waits_for_a_load_is_told_with_the_time_of_it() -> None:
     cache = tiered(part("path", Path()), overlap=True)
     serve(cache, range(40))
     cache.evict(40)
-    honest = prefixloom.tiers.host_copies.copy_between
-    monkeypatch.setattr(prefixloom.tiers.host_copies, "copy_between", lambda *args: time.sleep(0.05) or honest(*args))
     stream, timeline = ThreadStream("forward"), cache.timeline()
-    with cache.open(range(41), leave=1) as sequence:
+    slowly = copies_by(lambda honest, *given: time.sleep(0.05) or honest(*given))
+    with slowly, cache.open(range(41), leave=1) as sequence:
         assert sequence.restore().ready == 40
         sequence.grow(1)
         with cache.step([sequence]) as step:
@@ -134,14 +131,14 @@ def test_a_load_by_layers_is_waited_for_gate_by_gate() -> None:
 
 
 @pytest.mark.parametrize("on_stream", [False, True])
-def test_a_copy_that_fails_is_told_as_failed(on_stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_that_fails_is_told_as_failed(on_stream: bool) -> None:
     cache = tiered(part("path", Path()), write="through")
     simulation = simulated(cache) if on_stream else None
-    monkeypatch.setattr(prefixloom.tiers.host_copies, "copy_between", broken)
     timeline = cache.timeline()
-    serve(cache, range(40))
-    if simulation is not None:
-        simulation.drain()
+    with copies_by(broken):
+        serve(cache, range(40))
+        if simulation is not None:
+            simulation.drain()
     cache.poll()
     assert [(each.kind, each.failed) for each in timeline.take()] == [("down", True)]
     settle(cache)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import random
 from typing import Any
 
 import pytest
@@ -12,16 +11,13 @@ import pytest
 from prefixloom import (
     Buffer,
     Cache,
-    Change,
     Component,
     Manifest,
     Path,
     Point,
     Sinks,
-    TierManifest,
     Window,
     compose,
-    encode,
 )  # fmt: skip
 from prefixloom_events import (
     AllBlocksCleared,
@@ -35,7 +31,6 @@ from prefixloom_events import (
     encode_batch,
     salt_digest,
 )
-from prefixloom_hicache import HostTier
 from prefixloom_resumable import Run
 from prefixloom_resumable.boundaries import Boundaries
 from tests.support.tiers import Requests, serve, tiered
@@ -142,29 +137,6 @@ def test_a_page_is_announced_while_any_branch_below_it_can_be_resumed() -> None:
     assert seen.pages(one) == seen.rebuilt.boundary(one) == seen.cache.peek(one) == 12
 
 
-def test_a_window_that_went_takes_the_pages_that_led_to_it() -> None:
-    seen = Followed(full(), near(9))
-    seen.run(range(32), 16)
-    assert seen.pages(range(32)) == 32
-    seen.cache.evict({"near": 64})
-    assert seen.cache.peek(range(32)) == seen.pages(range(32)) == 0
-    seen.run(range(32))
-    assert seen.cache.peek(range(32)) == seen.pages(range(32)) == 32
-
-
-def test_a_page_that_went_matters_to_every_run_that_needs_it_also_behind_one_that_has_not_changed() -> None:
-    seen = Followed(full(), near(13))
-    for branch in (4, 8, 12):  # each leaves the path at another page, so that a run has one page
-        seen.run([*range(branch), *[999] * 4])
-    seen.run(range(24))
-    assert seen.pages(range(24)) == 24
-    gone = Change("removed", "near", "device", "", encode(range(8)), spans=((4, 8),))
-    events = seen.mirror.apply([gone])
-    (boundaries,) = [each for each in events if isinstance(each, BlockRemoved) and each.group_idx == 3]
-    assert {first_hash(range(24), pages) for pages in (2, 3, 4)} <= set(boundaries.block_hashes)
-    assert first_hash(range(24), 5) not in boundaries.block_hashes
-
-
 def test_boundaries_are_announced_beside_the_pages_and_components_only_if_wanted() -> None:
     seen, plain = Followed(full(), state()), Followed(full(), state(), components=False)
     for each in (seen, plain):
@@ -235,32 +207,6 @@ def test_images_are_in_the_hashes_and_in_the_extra_keys() -> None:
         assert seen.rebuilt.pages(range(12), extra=keys) == seen.cache.peek(range(12), extra=keys) == right, keys
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_prompts_with_several_extra_keys_are_announced_as_they_hit(seed: int) -> None:
-    """Their spans come in any order. Python takes some of their keys for equal."""
-    chance, asked, keys = random.Random(seed), [([0], [])], ["a", (1,), (True,), 0.0, -0.0][: 2 + seed % 4]
-    seen = Followed(full(lookahead=seed % 2))
-    for _ in range(20):
-        tokens = [chance.randrange(2) for _ in range(chance.randrange(1, 30))]
-        before, spans = chance.choice(asked)
-        tokens = [*before[: chance.randrange(30)], *tokens][:30]
-        spans = [(low, min(high, len(tokens)), key) for low, high, key in spans if low < len(tokens)]
-        spans = [span for span in spans if chance.random() < 0.8]
-        for _ in range(chance.randrange(3)):
-            low = chance.randrange(len(tokens))
-            high = chance.randrange(low, len(tokens)) + 1
-            if all(high <= start or end <= low for start, end, _ in spans):
-                spans.append((low, high, chance.choice(keys)))
-        asked.append((tokens, spans))
-        seen.run(tokens, extra=spans)
-        if chance.random() < 0.2:
-            seen.cache.evict({"full": chance.randrange(1, 9)})
-        seen.events()
-        assert seen.mirror.pages == seen.cache.stats().components["full"].cached
-        for other, extra in asked:
-            assert seen.rebuilt.boundary(other, extra=extra) == seen.cache.peek(other, extra=extra)
-
-
 def test_any_key_and_any_salt_can_be_announced() -> None:
     half = "\ud800"  # of a surrogate pair: no text in UTF-8 has it
     seen = Followed(full())
@@ -313,14 +259,6 @@ def test_a_flush_is_announced_as_cleared() -> None:
     assert seen.pages(range(8)) == seen.cache.peek(range(8)) == 8
 
 
-def test_what_comes_and_goes_between_two_looks_is_not_announced() -> None:
-    seen = Followed(full())
-    seen.events()
-    seen.run(range(8))
-    seen.cache.evict({"full": 64})
-    assert seen.events() == [] and seen.mirror.pages == 0
-
-
 def test_the_group_of_a_component_has_no_kind_that_routers_count() -> None:
     """Dynamo's indexer counts blocks of these kinds, and of no kind in group 0."""
     seen = Followed(full(), near(), state())
@@ -329,20 +267,8 @@ def test_the_group_of_a_component_has_no_kind_that_routers_count() -> None:
     assert kinds == {0: "full_attention", 1: None, 2: "sliding_window", 3: "mamba", 4: None}
 
 
-def test_pages_that_a_tier_has_are_announced_of_its_medium() -> None:
-    host = HostTier(TierManifest(capacity={"full": 256, "state": 16}, write="back"))
-    seen = Followed(full(), state(), host, capacity={"full": 32, "state": 4})  # type: ignore[arg-type]
-    for user in range(4):
-        seen.run([user] * 24, 12)
-    for user in range(4):
-        plan = seen.cache.match([user] * 24)
-        assert seen.pages([user] * 24) == plan.ready
-        assert seen.rebuilt.pages([user] * 24, medium="CPU") == plan.restorable == 24
-    assert seen.cache.peek([0] * 24) == 0
-
-
 @pytest.mark.parametrize("write", ["through", "back", "selective"])
-@pytest.mark.parametrize("names", [("path",), ("path", "window", "point"), ("path", "union"), ("path", "holes")])
+@pytest.mark.parametrize("names", [("path", "window", "point"), ("path", "holes")])
 def test_what_is_announced_of_two_tiers_is_what_matches_say(names: tuple[str, ...], write: str) -> None:
     from tests.tiers.test_tier import parts
 

@@ -19,7 +19,6 @@ from prefixloom.storage import (
     Fingerprint,
     Flaw,
     Key,
-    Miss,
     Record,
     decode_record,
     encode_header,
@@ -128,14 +127,6 @@ def test_the_checksum_goes_by_what_is_installed_and_says_which(monkeypatch: pyte
     sums.function.cache_clear()
     sums.preferred.cache_clear()
     assert decode_record(frame, record.key) == record, "crc32 is read everywhere"
-
-
-def test_a_store_of_another_checksum_is_a_miss_that_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    store = MemoryBackend()
-    store.put([attrs.evolve(record_of(1), checksum=Checksum("xxh3", 7))])
-    monkeypatch.setattr(Checksum, "known", False)
-    (miss,) = store.get([key_of(1)])
-    assert isinstance(miss, Miss) and miss.reason == "format"
 
 
 def test_what_was_put_or_read_last_stays_in_a_memory_store() -> None:

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import attrs
 import pytest
 
 from prefixloom import CompositionError, Consensus, TierManifest
@@ -413,10 +412,6 @@ def test_a_call_lapses_by_the_systems_clock() -> None:
     assert guarded.get([key_of(1)]).wait() == (Miss(key_of(1), "deadline"),)
     store.let_go.set()
     assert 0.05 <= time.monotonic() - before < 20
-
-
-def test_limits_are_plain_values() -> None:
-    assert attrs.evolve(GuardLimits(), deadline=1).breaker == BreakerLimits()
 
 
 @pytest.mark.parametrize(

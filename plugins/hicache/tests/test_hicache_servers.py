@@ -331,39 +331,9 @@ def test_the_server_is_asked_for_nothing_that_is_known(case: Any, monkeypatch: p
 # ---------------------------------------------------------------- what an operator gets wrong
 
 
-def test_a_server_that_answers_garbage_is_a_failure(tmp_path: Any) -> None:
-    listener = socket.create_server(("127.0.0.1", 0))
-    answering = threading.Event()
-
-    def answer() -> None:
-        while True:
-            try:
-                connection, _ = listener.accept()
-            except OSError:
-                return
-            with connection:
-                connection.settimeout(1)
-                try:
-                    while connection.recv(65536):
-                        connection.sendall(b"+PONG\r\n" if not answering.is_set() else b"$9999999999\r\nnonsense" * 100)
-                except OSError:
-                    pass
-
-    thread = threading.Thread(target=answer, daemon=True)
-    thread.start()
-    url = f"redis://127.0.0.1:{listener.getsockname()[1]}/0?timeout={TIMEOUT}&protocol=2"
-    store = open_store(url)
-    answering.set()
-    assert reasons(within(6 * TIMEOUT + 2, lambda: store.get(KEYS[:3]))) == {"io"}
-    assert reasons(within(6 * TIMEOUT + 2, lambda: store.put(RECORDS[:3]))) == {"io"}
-    store.close()
-    listener.close()
-    thread.join(5)
-
-
 @contextmanager
-def answering_always(answer: bytes) -> Iterator[int]:
-    """A server that answers the same to whatever it is sent, at this port."""
+def answering(said: list[bytes]) -> Iterator[int]:
+    """Serve the last of these bytes to whatever is sent, at the port that is yielded."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:
@@ -373,13 +343,23 @@ def answering_always(answer: bytes) -> Iterator[int]:
                     with connection, contextlib.suppress(OSError):
                         connection.settimeout(1)
                         while connection.recv(65536):
-                            connection.sendall(answer)
+                            connection.sendall(said[-1])
 
         thread = threading.Thread(target=serve)
         thread.start()
         yield listener.getsockname()[1]
         listener.shutdown(socket.SHUT_RDWR)
         thread.join()
+
+
+def test_a_server_that_answers_garbage_is_a_failure() -> None:
+    pytest.importorskip("redis")
+    with answering(said := [b"+PONG\r\n"]) as port:
+        store = open_store(f"redis://127.0.0.1:{port}/0?timeout={TIMEOUT}&protocol=2")
+        said.append(b"$9999999999\r\nnonsense" * 100)
+        assert reasons(within(6 * TIMEOUT + 2, lambda: store.get(KEYS[:3]))) == {"io"}
+        assert reasons(within(6 * TIMEOUT + 2, lambda: store.put(RECORDS[:3]))) == {"io"}
+        store.close()
 
 
 @pytest.mark.parametrize(
@@ -389,7 +369,7 @@ def answering_always(answer: bytes) -> Iterator[int]:
 )  # fmt: skip
 def test_a_server_that_greets_with_nonsense_is_no_store(answer: bytes) -> None:
     pytest.importorskip("redis")
-    with answering_always(answer + b"\r\n") as port:
+    with answering([answer + b"\r\n"]) as port:
         try:
             open_store(f"redis://:sesame@127.0.0.1:{port}/0?timeout={TIMEOUT}&protocol=3").close()
         except StorageError as error:
