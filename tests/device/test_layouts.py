@@ -1,18 +1,31 @@
-"""Layouts of pools: the same tensors lie in memory in two ways; slots are copied, cleared, and moved in one piece."""
+"""Layouts of pools: tensors lie in memory in two ways, and slots are copied, moved, written out and read back."""
 
 from __future__ import annotations
 
 import random
 from itertools import product
+from pathlib import Path as File
 from typing import Any
 
 import pytest
 import torch
 
-from prefixloom import Buffer, Component, InputError, Manifest, Path, Point, TierManifest, compose
+from prefixloom import (
+    Buffer,
+    Component,
+    CompositionError,
+    InputError,
+    InvariantError,
+    Manifest,
+    Path,
+    Point,
+    TierManifest,
+    compose,
+)
 from prefixloom.contract.manifest import DTYPE_BYTES, LAYOUTS, Layout
-from prefixloom.device.host_pool import HostPool, in_one_piece
-from prefixloom.device.pool import Pool
+from prefixloom.device import host_pool as pool_host
+from prefixloom.device.host_pool import DebugHostPool, HostPool, available, in_one_piece
+from prefixloom.device.pool import Pool, Stage
 from prefixloom.testing.inside.backdoor import tier_lanes
 from prefixloom.tiers import host_copies as lane_host
 from prefixloom.tiers.host_copies import copy_between
@@ -27,6 +40,7 @@ UNEQUAL = Manifest(
     [
         Buffer("flags", (3,), "bool", layers=(0, 4)),
         Buffer("k", (2, 5), "bfloat16", layers=(0, 1, 2)),
+        Buffer("v", (7,), "bfloat16", layers=(0, 1, 2)),
         Buffer("scale", (), "float64", layers=(1,), shared={2: 1}),
         Buffer("q", (3,), "int8", layers=(0, 1, 2)),
     ]
@@ -37,8 +51,10 @@ def pool(layout: Layout, capacity: int = 9, device: str = "cpu", manifest: Manif
     return Pool("kv", manifest, "page", capacity, 4, device, layout=layout)
 
 
-def below(layout: Layout, capacity: int = 11, entries: int = 4, manifest: Manifest = UNEQUAL) -> HostPool:
-    return HostPool("host kv", manifest, "page", capacity, entries, layout=layout)
+def below(
+    layout: Layout, capacity: int = 11, entries: int = 4, manifest: Manifest = UNEQUAL, unit: str = "page"
+) -> HostPool:
+    return HostPool("host kv", manifest, unit, capacity, entries, layout=layout)
 
 
 def fill(of: Pool, seed: int) -> dict[str, torch.Tensor]:
@@ -55,16 +71,17 @@ def holds(of: Pool, wanted: dict[str, torch.Tensor]) -> bool:
 # ---------------------------------------------------------------- what lies where
 
 
-def test_both_have_the_same_buffers_all_zeros_and_no_two_elements_share_memory() -> None:
-    first, second = (pool(layout) for layout in LAYOUTS)
-    assert list(first.buffers) == list(second.buffers)
-    for name, tensor in first.buffers.items():
-        other = second.buffers[name]
-        assert (other.shape, other.dtype) == (tensor.shape, tensor.dtype)
-        assert not bits(other).any()
-        assert tensor.is_contiguous()
-        assert other[0, 0].is_contiguous()
-    for each in (first, second):
+def test_pools_of_both_tiers_have_the_same_buffers_all_zeros_and_no_two_elements_share_memory() -> None:
+    first, *others = (*(pool(layout) for layout in LAYOUTS), *(below(layout, 9) for layout in LAYOUTS))
+    for second in others:
+        assert list(first.buffers) == list(second.buffers)
+        for name, tensor in first.buffers.items():
+            other = second.buffers[name]
+            assert (other.shape, other.dtype) == (tensor.shape, tensor.dtype)
+            assert not bits(other).any()
+            assert tensor.is_contiguous()
+            assert other[0, 0].is_contiguous()
+    for each in (first, *others):
         assert holds(each, fill(each, 1)), "what is written to one buffer is not read in another"
 
 
@@ -145,7 +162,7 @@ def test_a_page_goes_in_one_piece_where_both_sides_keep_it_so(monkeypatch: pytes
     monkeypatch.setattr(lane_host, "move_slots", lambda source, *more, **parts: moved.append(len(source)))
     for ours, theirs in product(LAYOUTS, LAYOUTS):
         copy_between(pool(ours), [1], below(theirs), [2])
-    assert moved == [1] * 4 + [1] * 4 + [1] * 4 + [1], "buffer by buffer, and once all of it"
+    assert moved == [1] * (3 * len(UNEQUAL.buffers) + 1), "buffer by buffer, and once all of it"
 
 
 def test_other_pages_are_no_single_piece() -> None:
@@ -194,7 +211,135 @@ def test_a_layout_that_does_not_exist_is_refused(layout: Any) -> None:
     refused("layout must be one of layer_first, page_first, got", paths(), state(), layout=layout)
 
 
-def test_every_dtype_may_lie_in_a_page() -> None:
-    manifest = Manifest([Buffer(name, (3,), name, layers=(0, 2)) for name in DTYPE_BYTES])
-    made = pool("page_first", manifest=manifest)
-    assert holds(made, fill(made, 1))
+# ---------------------------------------------------------------- records of the host's slots
+
+
+def some_manifest(choice: random.Random) -> Manifest:
+    return Manifest(
+        [
+            Buffer(
+                f"b{number}",
+                tuple(choice.randrange(1, 5) for _ in range(choice.randrange(3))),
+                choice.choice(list(DTYPE_BYTES)),
+                layers=tuple(choice.sample(range(9), choice.randrange(1, 5))),
+            )
+            for number in range(choice.randrange(1, 5))
+        ]
+    )
+
+
+def spelled(pool: HostPool, slot: int) -> bytes:
+    """A record as the module says it is made, from the tensors."""
+    order = sorted(pool.manifest.buffers, key=lambda b: -DTYPE_BYTES[b.dtype])
+    return b"".join(bytes(bits(pool.buffers[b.name][:, slot]).tolist()) for b in order)
+
+
+@pytest.mark.parametrize("name", DTYPE_BYTES)
+@EACH
+def test_every_dtype_lies_where_its_elements_may(layout: Layout, name: str) -> None:
+    manifest = Manifest([Buffer("a", (3,), "int8"), Buffer("b", (5,), name, layers=(0, 1)), Buffer("c", (1,), "int16")])
+    made = below(layout, 7, 3, manifest)
+    for tensor in made.buffers.values():
+        assert all(tensor[:, slot].data_ptr() % tensor.element_size() == 0 for slot in range(made.capacity))
+
+
+def test_both_layouts_give_the_bytes_that_the_module_says_and_read_each_others() -> None:
+    seen: set[str] = set()
+    for seed in range(60):
+        choice = random.Random(seed)
+        manifest = UNEQUAL if seed == 0 else some_manifest(choice)
+        seen |= {b.dtype for b in manifest.buffers}
+        unit, entries = choice.choice((("page", 4), ("boundary", 1)))
+        options: dict[str, Any] = {"unit": unit, "entries": entries, "capacity": choice.randrange(1, 6)}
+        pools = [below(layout, manifest=manifest, **options) for layout in LAYOUTS]
+        for pool in pools:
+            fill(pool, seed)
+        slot = choice.randrange(options["capacity"])
+        records = []
+        for pool in pools:
+            record = bytearray(b"\xee" * pool.slot_bytes)
+            pool.read_into(slot, record)
+            records.append(bytes(record))
+        assert records[0] == records[1] == spelled(pools[0], slot)
+        for pool in pools:
+            other = choice.randrange(options["capacity"])
+            wanted = {name: tensor.clone() for name, tensor in pool.buffers.items()}
+            for tensor in wanted.values():
+                tensor[:, other] = tensor[:, slot]
+            pool.write_from(other, memoryview(records[0]))
+            for name, tensor in pool.buffers.items():
+                assert torch.equal(bits(tensor), bits(wanted[name]))
+    assert seen == set(DTYPE_BYTES)
+
+
+@EACH
+def test_a_slot_that_does_not_exist_and_a_record_of_another_size_are_refused(layout: Layout) -> None:
+    made = below(layout, 7)
+    fill(made, 1)
+    before = [spelled(made, slot) for slot in range(made.capacity)]
+    content = bytearray(made.slot_bytes)
+    for slot in (-1, 7, True):
+        for call in (made.read_into, made.write_from):
+            with pytest.raises(InputError, match="does not exist: there are 7"):
+                call(slot, content)
+    for size in (0, made.slot_bytes - 1, made.slot_bytes + 1):
+        for call in (made.read_into, made.write_from):
+            with pytest.raises(InputError, match=f"has {made.slot_bytes} bytes, and {size} were given"):
+                call(1, bytearray(size))
+    assert [spelled(made, slot) for slot in range(made.capacity)] == before
+
+
+@EACH
+def test_more_than_the_host_has_is_refused_before_it_is_touched(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(CompositionError, match="cannot be had in the host's memory, of which"):
+        below(layout, entries=1 << 32)
+    size = below(layout).slot_bytes
+    pitch = size if layout == "layer_first" else -(-size // 8) * 8
+    monkeypatch.setattr(pool_host, "available", lambda: 7 * pitch)
+    below(layout, 7)
+    monkeypatch.setattr(pool_host, "available", lambda: 7 * pitch - 1)
+    with pytest.raises(CompositionError, match="give it less memory"):
+        below(layout, 7)
+    monkeypatch.setattr(pool_host, "available", lambda: None)
+    with pytest.raises(CompositionError, match="cannot be had in the host's memory: give"):
+        below(layout, entries=1 << 52)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is CUDA here")
+@EACH
+def test_pinned_memory_without_cuda_is_refused(layout: Layout) -> None:
+    with pytest.raises(CompositionError, match="or else pin=False"):
+        HostPool("kv", UNEQUAL, "page", 7, 4, layout=layout, pin=True)
+
+
+def test_what_is_free_is_the_least_of_the_machines_and_the_control_groups(tmp_path: File) -> None:
+    assert available(str(tmp_path)) is None
+    proc, group = tmp_path / "proc", tmp_path / "sys/fs/cgroup"
+    proc.mkdir()
+    group.mkdir(parents=True)
+    (proc / "meminfo").write_text("MemTotal: 999 kB\nMemAvailable:   100 kB\n")
+    assert available(str(tmp_path)) == 102400
+    (group / "memory.max").write_text("90000\n")
+    (group / "memory.current").write_text("50000\n")
+    assert available(str(tmp_path)) == 40000
+    (group / "memory.stat").write_text("anon 40000\ninactive_file 5000\n")
+    assert available(str(tmp_path)) == 45000
+    (group / "memory.max").write_text("max\n")
+    assert available(str(tmp_path)) == 102400
+    (group / "memory.max").write_text("10\n")
+    assert available(str(tmp_path)) == 0
+    here = available()
+    assert here is None or here > 1 << 20
+
+
+def test_in_debug_mode_a_host_pool_knows_the_stages_of_its_slots() -> None:
+    made = DebugHostPool("kv", UNEQUAL, "page", 4, 4, layout="page_first")
+    span = made.mint(2)
+    assert {made.stage_of(slot) for slot in span.ids} == {Stage.RESERVED}
+    made.write_from(span.ids[0], bytes(made.slot_bytes))
+    with pytest.raises(InvariantError, match="is RESERVED, and was to become PUBLISHED"):
+        made.enter(span.ids, Stage.PUBLISHED)
+    span.free()
+    assert made.free == 4
