@@ -20,6 +20,7 @@ TALK: list[Any] = [
     {"role": "user", "content": [{"type": "text", "text": "Who are "}, {"type": "text", "text": "you?"}]},
 ]
 PROMPT = TEXT.chat(TALK, [], {}).tokens
+TOOLS: list[Any] = [{"type": "function", "function": {"name": "weather"}}]
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +96,10 @@ def test_choices_are_drawn_apart_and_seeds_repeat(client: openai.OpenAI) -> None
     ):
         streamed[chunk.choices[0].index] += chunk.choices[0].text
     assert list(streamed.values()) == seeded
+    for cached in (0, 128):
+        told = client.completions.create(model="built-in", prompt="twice " * 25, max_tokens=1, n=3)
+        assert told.usage is not None and told.usage.prompt_tokens_details is not None
+        assert told.usage.prompt_tokens_details.cached_tokens == cached, "of a prompt once, whatever its choices"
 
 
 def test_several_prompts_as_text_or_tokens_are_answered_side_by_side(client: openai.OpenAI) -> None:
@@ -152,7 +157,7 @@ def test_a_stop_token_ends_the_answer_even_where_the_models_own_do_not(client: o
         ("chat/completions", {"messages": TALK, "presence_penalty": 0.5}, 400, "presence_penalty: it is not served"),
         ("chat/completions", {"messages": TALK, "top_logprobs": 2}, 400, "top_logprobs goes with logprobs"),
         ("chat/completions", {"messages": TALK, "response_format": {"type": "json_object"}}, 400, "response_format"),
-        ("chat/completions", {"messages": TALK, "tools": [{"type": "function"}]}, 400, "knows no tools"),
+        ("chat/completions", {"messages": TALK, "tools": TOOLS}, 400, "knows no tools"),
         ("chat/completions", {"messages": TALK, "stop": ""}, 400, "of 1 to 1024 characters"),
         ("completions", {"prompt": "x", "stop": "y" * 1025}, 400, "of 1 to 1024 characters"),
         ("../detokenize", {"tokens": [1] * 5000}, 400, "the prompt has 5000 tokens: this server takes"),
@@ -210,8 +215,8 @@ def test_a_long_body_is_refused_without_delay(server: RunningServer, body: Any) 
 def test_the_neutral_values_that_clients_send_are_taken(client: openai.OpenAI) -> None:
     told = client.chat.completions.create(
         model="built-in", messages=TALK, max_tokens=4, presence_penalty=0, frequency_penalty=0, logit_bias={}, n=1,
-        response_format={"type": "text"}, user="somebody", tool_choice="none", parallel_tool_calls=True, store=False,
-        metadata={"a": "b"},
+        response_format={"type": "text"}, user="somebody", tool_choice="none", tools=TOOLS, parallel_tool_calls=True,
+        store=False, metadata={"a": "b"},
     )  # fmt: skip
     assert told.choices[0].message.role == "assistant"
 
