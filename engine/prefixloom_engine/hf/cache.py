@@ -92,21 +92,21 @@ class PooledCache(TransformersCache):
         self._length = length
 
     def continue_from(self, length: int) -> None:
-        """Between passes: set how many tokens the next pass continues from."""
+        """Set how many tokens the next pass continues from. Called between passes."""
         self._length = length
         for pages in self._pages:
             pages.seen = length
 
     # ------------------------------------------------------------ what models call
     def __bool__(self) -> bool:
-        """Asked by Phi's code alone: past its original length it gives up a cache that is true, and computes all again.
+        """Return whether Phi's code is to give up this cache, as it does past its original length if this is true.
 
         Others ask whether a cache is None.
         """
         return self.outgrown
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """As in transformers, but also correct where no layer counts tokens because all are recurrent."""
+        """Return the length as transformers does, and also where no layer counts because all are recurrent."""
         if not self._pages:
             return self._length
         return int(super().get_seq_length(layer_idx))

@@ -63,7 +63,7 @@ class ModelIdentity:
         """The identity when it was last asked for."""
 
     def now(self) -> Identity:
-        """The identity of the model as it is. For every request."""
+        """Return the identity of the model as it is. Called for every request."""
         check_evaluating(self._model)
         config = _config_text(self._model.config)
         known = self.known
@@ -96,11 +96,11 @@ class ModelIdentity:
         return self.known
 
     def recoded(self) -> bool:
-        """Whether the model has got or lost a forward hook or the like since the identity was last asked for."""
+        """Return whether the model has got or lost a forward hook or the like since the identity was last asked for."""
         return code_of(self._model) != self._code
 
     def changed(self) -> bool:
-        """Whether the identity may be another one than it was when last asked for. For every pass."""
+        """Return whether the identity may be another one than when last asked for. Called for every pass."""
         return (
             self.known is None
             or self._model.training
@@ -111,7 +111,7 @@ class ModelIdentity:
         )
 
     def _adapter_at(self, name: str) -> tuple[Any, str] | None:
-        """The adapter layer that a tensor belongs to, and the adapter's name; None if it is the model's own."""
+        """Return the adapter layer that a tensor belongs to, and the adapter's name; None if it is the model's own."""
         for path, layer in self._adapters.items():
             if name.startswith(f"{path}."):
                 kind, _, rest = name[len(path) + 1 :].partition(".")
@@ -128,7 +128,7 @@ _KNOWN: WeakKeyDictionary[Any, ModelIdentity] = WeakKeyDictionary()
 
 
 def identity_of(model: Any) -> ModelIdentity:
-    """The ``ModelIdentity`` of a model object. It lives as long as the model, so that its weights are hashed once."""
+    """Return the ``ModelIdentity`` of a model object. It lives as long as the model: weights are hashed once."""
     known = _KNOWN.get(model)
     if known is None:
         known = _KNOWN[model] = ModelIdentity(proxy(model))  # which does not keep the model
@@ -146,7 +146,7 @@ def check_evaluating(model: Any) -> None:
 
 
 def _drops_out(module: Any) -> bool:
-    """Whether a module in training mode drops out anything, as a layer of torch or by a number of its own."""
+    """Return whether a module in training mode drops out anything, as a layer of torch or by a number of its own."""
     if isinstance(module, _DropoutNd):
         return module.p > 0
     return any(
@@ -156,7 +156,7 @@ def _drops_out(module: Any) -> bool:
 
 
 def tensors_of(model: Any) -> Iterator[tuple[str, Tensor]]:
-    """All weights and buffers, by their names in the model without adapters.
+    """Yield all weights and buffers, by their names in the model without adapters.
 
     Buffers that are not saved follow from the config, but not their dtype: a cast of the model rounds them. Those that
     the model's own code replaces are left out. This runs for every pass, and takes a quarter of the time of
@@ -218,7 +218,7 @@ def _reference(code: Any) -> Any:
 
 
 def _replaced_by_code(module: Any) -> Collection[str]:
-    """The buffers that a module replaces in its passes.
+    """Return the buffers that a module replaces in its passes.
 
     Rotary frequencies that depend on the length, and tables of sines that grow, are computed anew.
     """
@@ -242,7 +242,7 @@ def _refuse_hidden_weights(model: Any) -> None:
 
 
 def _adapter_layers(model: Any) -> Iterator[tuple[str, Any]]:
-    """The layers that PEFT has put into a model, by name."""
+    """Yield the layers that PEFT has put into a model, by name."""
     for name, module in model.named_modules():
         if getattr(type(module), "adapter_layer_names", None):
             _refuse_adapter_of_parameter(name, module)
@@ -258,7 +258,7 @@ def _refuse_adapter_of_parameter(name: str, layer: Any) -> None:
 
 
 def _adapter_state(layer: Any) -> tuple[Any, ...]:
-    """(active adapters, those that are merged into the weights, scales) of a layer of PEFT's."""
+    """Return the active adapters of a layer of PEFT's, those that are merged into the weights, and the scales."""
     merged = tuple(layer.merged_adapters)
     active = () if layer.disable_adapters else tuple(layer.active_adapters)
     scaling = getattr(layer, "scaling", {})
@@ -266,7 +266,7 @@ def _adapter_state(layer: Any) -> tuple[Any, ...]:
 
 
 def _kernels(config: Any) -> str:
-    """The implementations of attention of a model, and of its parts where it is made of several."""
+    """Return the implementations of attention of a model, and of its parts where it is made of several."""
     parts = [config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", ()))]
     return " ".join(str(getattr(part, "_attn_implementation", "")) for part in parts)
 
@@ -283,5 +283,5 @@ def _digest_of_fields(fields: dict[str, Any], without: frozenset[str]) -> str:
 
 
 def _plain(value: object) -> object:
-    """A value of a config in a form that is the same in every process."""
+    """Return a value of a config in a form that is the same in every process."""
     return sorted(map(str, value)) if isinstance(value, (set, frozenset)) else str(value)

@@ -42,7 +42,7 @@ Split = Callable[[Any, Tensors, int], list[Image]]
 
 
 def by_index(config: Any, given: Tensors, places: int) -> list[Image]:
-    """Images of one shape and so of equally many tokens, at the indices of the first dimension."""
+    """Split images of one shape, and so of equally many tokens, at the indices of the first dimension."""
     count = _equally_many(given)
     if not count or not places or places % count:
         raise InputError(f"{count} images cannot share {places} places of image tokens equally")
@@ -50,7 +50,7 @@ def by_index(config: Any, given: Tensors, places: int) -> list[Image]:
 
 
 def by_tile(config: Any, given: Tensors, places: int) -> list[Image]:
-    """As ``by_index``, of the second dimension: the tiles of one conversation's images."""
+    """Split the tiles of one conversation's images, which lie along the second dimension."""
     if any(each.shape[0] != 1 for each in given.values()):
         raise InputError(f"a prompt has the images of one conversation, got those of {_equally_many(given)}")
     pixels, mask = given["pixel_values"], given["pixel_attention_mask"]
@@ -65,7 +65,7 @@ def by_tile(config: Any, given: Tensors, places: int) -> list[Image]:
 
 
 def by_grid(config: Any, given: Tensors, places: int) -> list[Image]:
-    """Images whose patches lie end to end, so many as ``image_grid_thw`` says; some patches share a token."""
+    """Split images whose patches lie end to end, so many as ``image_grid_thw`` says; some patches share a token."""
     patches, grids = given["pixel_values"], given["image_grid_thw"]
     side = config.vision_config.spatial_merge_size
     whole = not grids.is_floating_point() and grids.shape[1] == 3
@@ -86,17 +86,17 @@ def by_grid(config: Any, given: Tensors, places: int) -> list[Image]:
 
 
 def by_size(config: Any, given: Tensors, places: int) -> list[Image]:
-    """Images of sizes of their own, padded to the largest."""
+    """Split images of sizes of their own, padded to the largest."""
     return _sized(given, "image_sizes", config.vision_config.patch_size * getattr(config, "spatial_merge_size", 1))
 
 
 def by_shape(config: Any, given: Tensors, places: int) -> list[Image]:
-    """Images given as patches, with the height and width of each in patches; some patches share a token."""
+    """Split images given as patches, with the height and width of each in patches; some patches share a token."""
     return _sized(given, "spatial_shapes", config.downsample_factor)
 
 
 def _sized(given: Tensors, name: str, step: int) -> list[Image]:
-    """Images whose heights and widths the tensor of this name has; a token for each square of ``step``."""
+    """Split images whose heights and widths the tensor of this name has; a token for each square of ``step``."""
     sizes = given[name]
     if not _equally_many(given) or sizes.min() < 1:
         raise InputError(f"{name} are the heights and widths of at least one image, got {sizes.tolist()}")
@@ -107,7 +107,7 @@ def _sized(given: Tensors, name: str, step: int) -> list[Image]:
 
 
 def _equally_many(given: Tensors) -> int:
-    """The length of the first dimension, which all these tensors have to share."""
+    """Return the length of the first dimension, which all these tensors have to share."""
     counts = {len(each) for each in given.values()}
     if len(counts) != 1:
         raise InputError(f"{' and '.join(given)} are of different numbers of images: {sorted(counts)}")
@@ -188,11 +188,11 @@ class PromptImages(Media):
     _encoded: Encoded | None = attrs.field(default=None, init=False)
 
     def places_in(self, start: int, end: int) -> range:
-        """The numbers of the places that lie in [start, end)."""
+        """Return the numbers of the places that lie in [start, end)."""
         return range(bisect_left(self.at, start), bisect_left(self.at, end))
 
     def pass_end(self, start: int, end: int) -> int:
-        """As for any media; and a pass that begins before an image of the prompt must not go beyond the prompt.
+        """Return where a pass may end: if it begins before an image of the prompt, not beyond the prompt.
 
         There, an image token stands for itself: it was answered and has no image.
         """
@@ -201,7 +201,7 @@ class PromptImages(Media):
         return super().pass_end(start, end)
 
     def inputs(self, model: Any, start: int, end: int) -> dict[str, Any]:
-        """What the model is given of the images in a pass over [start, end). Encodes what is not encoded yet."""
+        """Return what the model is given of the images in a pass over [start, end). Encodes what is not encoded yet."""
         places = self.places_in(start, end)
         if not places:
             return {}
@@ -211,13 +211,13 @@ class PromptImages(Media):
         return found
 
     def marks(self, start: int, end: int) -> Tensor:
-        """(end - start): 1 for each token of an image, and 0 for the others."""
+        """Return 1 for each token of an image and 0 for the others, (end - start)."""
         marks = torch.zeros(end, dtype=torch.int64)
         marks[list(self.at[: self.places_in(0, end).stop])] = 1
         return marks[start:]
 
     def positions(self, start: int, end: int) -> Tensor:
-        """(3, end - start): the positions that rotary embeddings use, also behind the prompt."""
+        """Return the positions that rotary embeddings use, also behind the prompt: (3, end - start)."""
         assert self.rotary is not None
         known = self.rotary[:, start:end]
         behind = torch.arange(max(start, self.count), max(end, self.count)) + int(self.rotary.max()) + 1 - self.count
@@ -269,12 +269,12 @@ class PromptImages(Media):
             return model.base_model.get_image_features(**tensors, return_dict=True)
 
     def _together(self, name: str, images: Sequence[Image]) -> Tensor:
-        """The tensor of this name, of these images."""
+        """Return the tensor of this name, of these images."""
         return torch.cat([image.tensors[name] for image in images], dim=self.family.along)
 
 
 def rows_of(output: Any, rows: range, total: int) -> Any:
-    """These rows of an encoder's output of ``total`` rows, in the form that models take."""
+    """Return these rows of an encoder's output of ``total`` rows, in the form that models take."""
 
     def taken(features: Any) -> Any:
         flat = _flat(features)
@@ -293,18 +293,18 @@ def rows_of(output: Any, rows: range, total: int) -> Any:
 
 
 def _flat(features: Any) -> Tensor:
-    """(rows, width): the features of all images in one tensor."""
+    """Return the features of all images in one tensor, (rows, width)."""
     return torch.cat([feature.reshape(-1, feature.shape[-1]) for feature in features])
 
 
 def images_in(span: Span) -> PromptImages | None:
-    """The images of which the span computes tokens; None if it computes none."""
+    """Return the images of which the span computes tokens; None if it computes none."""
     media = span.media
     return media if isinstance(media, PromptImages) and media.places_in(span.start, span.end) else None
 
 
 def positions_of(rows: Rows) -> Tensor:
-    """The positions that the model is given for a pass.
+    """Return the positions that the model is given for a pass.
 
     They are (rows, count), or (4, rows, count) where images have positions of their own: the plain ones, then three.
     """
@@ -381,7 +381,7 @@ def prompt_images(model: Any, tokens: Sequence[int], inputs: Mapping[str, Any]) 
 
 
 def marks_nothing(model: Any, name: str, marks: Tensor) -> bool:
-    """Whether an input of ``MARKS`` is the same as not given: it is 0 everywhere, and 0 means text.
+    """Return whether an input of ``MARKS`` is the same as not given: it is 0 everywhere, and 0 means text.
 
     GPT-2 and models like it look token types up in their table of tokens, where 0 is a token like any other.
     """
@@ -395,7 +395,7 @@ def marks_nothing(model: Any, name: str, marks: Tensor) -> bool:
 
 
 def _copied(name: str, value: Any) -> Tensor:
-    """A copy on the CPU, so that what is encoded later is what the digest is of, whatever the caller does meanwhile."""
+    """Return a copy on the CPU. What is encoded later is what the digest is of, whatever the caller does meanwhile."""
     try:
         given = torch.as_tensor(value).detach()
         return torch.empty(given.shape, dtype=given.dtype).copy_(given)
@@ -404,8 +404,10 @@ def _copied(name: str, value: Any) -> Tensor:
 
 
 def _extra(images: Sequence[Image], at: Sequence[int], blocks: Sequence[tuple[int, int]]) -> list[tuple[int, int, str]]:
-    """The spans of all places, each with the digest of what its content depends on: its image or, where image tokens
-    see each other, all images of its block."""
+    """Return the spans of all places, each with the digest of what its content depends on.
+
+    That is its image or, where image tokens see each other, all images of its block.
+    """
     owners = [number for number, image in enumerate(images) for _ in range(image.tokens)]
     owner = dict(zip(at, owners, strict=True))
     digests = [_digest(image) for image in images]
@@ -423,7 +425,7 @@ def _digest(image: Image) -> str:
 
 
 def _runs(positions: Sequence[int], owners: Iterable[int] = itertools.repeat(0)) -> Iterator[tuple[int, int]]:
-    """The spans of positions that stand together and have one owner."""
+    """Yield the spans of consecutive positions that have one owner."""
     owned = zip(positions, owners, strict=False)
     for _, group in itertools.groupby(enumerate(owned), lambda pair: (pair[1][0] - pair[0], pair[1][1])):
         run = [position for _, (position, _) in group]
@@ -442,7 +444,7 @@ def _check_window(model: Any, blocks: list[tuple[int, int]]) -> None:
 
 
 def _rotary(model: Any, ids: Tensor, are_images: Tensor, given: Tensors) -> Tensor:
-    """The positions that the model itself makes of images."""
+    """Return the positions that the model itself makes of images."""
     made = model.base_model.get_rope_index
     takes = inspect.signature(made).parameters
     grids = {name: each for name, each in given.items() if name in takes}

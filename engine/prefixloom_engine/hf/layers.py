@@ -88,7 +88,7 @@ class WindowLayer(PagedMixin, DynamicSlidingWindowLayer):
 
     @cumulative_length.setter
     def cumulative_length(self, value: int) -> None:
-        """Ignored: transformers' constructor sets it, but ``pages`` keeps the count."""
+        """Ignore the count that transformers' constructor sets: ``pages`` keeps it."""
 
 
 class IndexedLayer(PagedLayer, DynamicIndexedLayer):
@@ -106,7 +106,7 @@ class IndexedLayer(PagedLayer, DynamicIndexedLayer):
 
     @indexer_position_ids.setter
     def indexer_position_ids(self, value: Tensor | None) -> None:
-        """Ignored: the positions of the past follow from its length."""
+        """Ignore positions of the past: they follow from its length."""
 
     def update_indexer(self, indexer_key_states: Tensor) -> Tensor:
         if self.index is None:
@@ -179,12 +179,12 @@ def _attention(template: Any, cache: Cache, layer: int) -> Pages:
 
 
 def _fits(reach: Reach, window: int) -> bool:
-    """Whether a component with this reach keeps everything that attention reads."""
+    """Return whether a component with this reach keeps everything that attention reads."""
     return reach.closed_upward or (window > 0 and reach in (Window(window), Chunk(window)))
 
 
 def _index(cache: Cache, layer: int) -> Pages | None:
-    """The keys of a layer's indexer; None if it uses what the indexer of an earlier layer has selected."""
+    """Return the keys of a layer's indexer; None if it uses what the indexer of an earlier layer has selected."""
     if not any(set(INDEX) <= set(memory.rows) for memory in layer_memories(cache, layer)):
         return None
     memory, names = _serving(cache, layer, (INDEX,))

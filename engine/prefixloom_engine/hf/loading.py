@@ -110,6 +110,6 @@ def _check_complete(loading_info: Any, where: str) -> None:
 
 
 def sentence(error: BaseException) -> str:
-    """The message of an error of another library, on one line."""
+    """Return the message of an error of another library, on one line."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}..."

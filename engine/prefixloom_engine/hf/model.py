@@ -54,11 +54,11 @@ class HFModel:
         return self._identity.known is not self._told or self._identity.changed()
 
     def recoded(self) -> bool:
-        """Whether ``changed`` is true because of a forward hook or other code that was put into the model's way."""
+        """Return whether ``changed`` is true because of a forward hook or other code in the model's way."""
         return self._identity.known is not self._told or self._identity.recoded()
 
     def written(self) -> bool:
-        """Whether weights are seen to be changed through ``Tensor.data``. On a GPU this waits for what it computes."""
+        """Return whether weights are seen to be changed through ``Tensor.data``. On a GPU this waits for its work."""
         return self._identity.weights.written()
 
     def weights_changed(self) -> None:

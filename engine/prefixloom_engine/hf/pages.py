@@ -41,7 +41,7 @@ class Pages:
         self._rows = None
 
     def past_positions(self) -> Tensor | None:
-        """(rows, past): the positions of the entries before the new ones; None if there are none."""
+        """Return the positions of the entries before the new ones, (rows, past); None if there are none."""
         if self._rows is None:
             raise called_outside_pass(self.layer)
         return self._rows.past_positions() if self._rows.past_count else None

@@ -27,7 +27,7 @@ class LengthDependentRope:
     second: bool
 
     def regime(self, length: int) -> str:
-        """The regime of a sequence that begins with a prompt of so many tokens."""
+        """Return the regime of a sequence that begins with a prompt of so many tokens."""
         if length > self.limit and not self.second:
             raise InputError(
                 f"a prompt of {length} tokens cannot be served: past {self.limit} tokens, this model's rotary "
@@ -50,7 +50,7 @@ class LengthDependentRope:
 
 
 def length_dependent(config: Any) -> LengthDependentRope | None:
-    """How the rotary embedding of a text model depends on the length; None if it does not."""
+    """Return how the rotary embedding of a text model depends on the length; None if it does not."""
     limits: dict[str, set[int]] = {"longrope": set(), "dynamic": set()}
     for each in rope_sets(config):
         if each.get("rope_type") == "longrope":

@@ -17,7 +17,7 @@ from ..contract.model import Batch
 
 
 def called_outside_pass(layer: int) -> ProtocolError:
-    """The error of a layer that is called while no pass runs."""
+    """Return the error of a layer that is called while no pass runs."""
     return ProtocolError(
         f"layer {layer} was called outside of a pass of prefixloom's: this cache works for the model that it was made "
         f"for, called as a whole, while its session is open"
@@ -69,34 +69,38 @@ class Rows:
         return self._new
 
     def _positions(self, first: int, last: int) -> Tensor:
-        """(rows, last - first): the positions of these columns, counted from the end of the pass; less than 0 where a
-        column belongs to no token."""
+        """Return the positions of these columns, counted from the end of the pass: (rows, last - first).
+
+        They are less than 0 where a column belongs to no token.
+        """
         return self.ends + torch.arange(first, last, device=self.ends.device)
 
     def positions(self) -> Tensor:
-        """(rows, count): the positions that are computed; 0 where a column belongs to no token."""
+        """Return the positions that are computed, (rows, count); 0 where a column belongs to no token."""
         return self._positions(-self.count, 0).clamp_(min=0)
 
     def past_positions(self) -> Tensor:
-        """(rows, past): the positions before those that are computed; 0 where a column belongs to no token."""
+        """Return the positions before those that are computed, (rows, past); 0 where a column belongs to no token."""
         return self._positions(-self.count - self.past_count, -self.count).clamp_(min=0)
 
     def mask(self) -> Tensor | None:
-        """(rows, past + count): 0 where a column belongs to no token, else 1. None where all rows end at one length."""
+        """Return (rows, past + count): 0 where a column belongs to no token, else 1. None if all rows end together."""
         if not self._ragged:
             return None
         return (self._positions(-self.past_count - self.count, 0) >= 0).long()
 
     def slots(self, memory: LayerMemory) -> Tensor:
-        """(rows): the slots of the running states of a component."""
+        """Return the slots of the running states of a component, (rows)."""
         found = self._slots.get(memory.component)
         if found is None:
             found = self._slots[memory.component] = self.batch.tables[memory.component][:, 0].long()
         return found
 
     def fresh(self, memory: LayerMemory, width: int) -> Tensor:
-        """The indices of the entries of the new tokens, row by row, in all pages laid end to end: those at the end of
-        what is ``readable`` of the last ``width`` columns."""
+        """Return the indices of the entries of the new tokens, row by row, in all pages laid end to end.
+
+        They are at the end of what is ``readable`` of the last ``width`` columns.
+        """
         key = (memory.component, width)
         found = self._fresh.get(key)
         if found is None:
@@ -107,7 +111,7 @@ class Rows:
         return found
 
     def readable(self, memory: LayerMemory, width: int) -> Tensor:
-        """(rows, width): the indices of the entries of the last ``width`` columns.
+        """Return the indices of the entries of the last ``width`` columns, (rows, width).
 
         Where a column belongs to no token, or its page is absent, this is the entry of the row's last token. The mask
         gives it weight 0. What lies elsewhere may be NaN, and 0 times NaN is not 0.
@@ -120,7 +124,7 @@ class Rows:
         return found
 
     def by_head(self, entries: Tensor, heads: int) -> Tensor:
-        """(rows * heads * width): the indices of the heads of entries that ``readable`` has returned."""
+        """Return the indices of the heads of entries that ``readable`` has returned, (rows * heads * width)."""
         key = (id(entries), heads)
         found = self._by_head.get(key)
         if found is None:
@@ -129,7 +133,7 @@ class Rows:
         return found
 
     def _entries(self, memory: LayerMemory, positions: Tensor) -> Tensor:
-        """The indices of these positions' entries; less than 0 where a position is, or where its page is absent."""
+        """Return the indices of these positions' entries; less than 0 if a position is, or if its page is absent."""
         size, table = memory.page_tokens, self.batch.tables[memory.component]
         numbers = positions // size
         pages = table.gather(1, numbers.clamp(min=0)).long()

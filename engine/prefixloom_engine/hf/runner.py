@@ -99,12 +99,14 @@ class HFRunner:
         return logits[:, logits.shape[1] - batch.wanted :]
 
     def _mask(self, rows: Rows) -> Tensor | None:
-        """The mask of the columns; a model without attention needs none, and Mamba's first takes it for one of the new
-        tokens."""
+        """Return the mask of the columns; None for a model without attention.
+
+        Mamba's first generation takes a mask for one of the new tokens.
+        """
         return rows.mask() if self.pooled.has_pages else None
 
     def media_inputs(self, spans: Sequence[Span]) -> dict[str, Any]:
-        """What the model is given of images in a pass over ``spans``."""
+        """Return what the model is given of images in a pass over ``spans``."""
         found = [images for images in map(images_in, spans) if images is not None]
         return found[0].inputs(self._model, spans[0].start, spans[0].end) if found else {}
 
@@ -151,7 +153,7 @@ def joined(alike: Iterable[list[int]], spans: Sequence[Span]) -> list[list[int]]
 
 
 def padding(rows: Sequence[int], spans: Sequence[Span]) -> float:
-    """What padding costs in a pass over these rows: how many tokens could be computed in the same time."""
+    """Return how many tokens could be computed in the time that padding takes in a pass over these rows."""
     count = max(spans[row].count for row in rows)
     longest = max(spans[row].end for row in rows)
     return sum(count - spans[row].count + count * (longest - spans[row].end) / TOKEN_PAIRS for row in rows)
@@ -168,7 +170,7 @@ def learned_positions(model: Any) -> int | None:
 
 
 def scans_from_zero(model: Any) -> bool:
-    """Whether transformers starts a scan of this model from zero whenever more than one token continues from a state.
+    """Return whether transformers starts a scan of this model from zero if several tokens continue from a state.
 
     That is so in its code of selective scans (Mamba's first generation), whose decay is a matrix of channels and
     states; it is right from zero on, and for single tokens. Every later recurrence has one decay for each head.

@@ -220,7 +220,7 @@ class Session:
 
     # ------------------------------------------------------------ one pass of the model
     def _before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The hook before the model's forward: reserve slots, run the ops of the step, and begin the pass."""
+        """Reserve slots, run the ops of the step, and begin the pass. The hook before the model's forward."""
         if kwargs.get(self._runner.cache_name) is not self.cache:
             if any(each is self.cache for each in (*args, *kwargs.values())):
                 raise InputError(f"a model of {type(module).__name__} takes its cache as {self._runner.cache_name}=")
@@ -257,7 +257,7 @@ class Session:
         return (), given
 
     def _after(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        """The hook after the model's forward: commit the pass and publish a state; if the model raised, abandon it."""
+        """Commit the pass and publish a state; abandon it if the model raised. The hook after the model's forward."""
         if kwargs.get(self._runner.cache_name) is not self.cache or self._step is None:
             return
         try:

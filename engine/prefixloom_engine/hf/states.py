@@ -45,7 +45,7 @@ class States:
         self._owner.has_previous_state[0] = rows.past_count > 0
 
     def enter(self) -> None:
-        """Called whenever the layer reads or writes a state; fetches the states unless the layer has them."""
+        """Fetch the states, unless the layer has them. Called whenever the layer reads or writes a state."""
         if self._fetched:
             return
         rows = self._rows
@@ -73,7 +73,7 @@ class States:
         return new
 
     def leave(self) -> None:
-        """The pass has come to another layer, or ends: write copied states back into the pool."""
+        """Write copied states back into the pool. Called when the pass comes to another layer, or ends."""
         for name, pool in self.memory.rows.items():
             held = self._held[name][0]
             if held is not None and self._copied is not None:

@@ -49,7 +49,7 @@ RESERVED = {
 
 
 def load_tokenizer(path: str | os.PathLike[str], *, images: bool) -> FolderTokenizer:
-    """The tokenizer in the folder of a model; with ``images``, also the processor of its images, if it takes any."""
+    """Return the tokenizer in the folder of a model. ``images``: with the processor of its images, if it takes any."""
     folder = Path(path)
     config = read_config(folder, f"the model in {os.fspath(path)!r}")
     try:
@@ -127,7 +127,7 @@ class FolderTokenizer:
         return ChatPrompt(tokens[0].tolist(), {name: each for name, each in fields.items() if each is not None})
 
     def _message(self, message: Message, at: int, pixels: PixelBudget) -> dict[str, Any]:
-        """A message as templates know it."""
+        """Return a message as templates know it."""
         out = {**message}
         if self._processor is None:
             out["content"] = plain_text(message, at)
@@ -151,7 +151,7 @@ class FolderTokenizer:
 
 
 def _readers(tokenizer: Any) -> list[Callable[[str], bytes | None]]:
-    """What reads the name of a token as bytes, by the steps of the tokenizer's decoder. The first that can counts.
+    """Return what reads the name of a token as bytes, by the steps of its decoder. The first that can is used.
 
     Decoding a token by itself loses what only its neighbours complete: a part of a character, or a space in front.
     """
@@ -172,7 +172,7 @@ def _readers(tokenizer: Any) -> list[Callable[[str], bytes | None]]:
 
 
 def _byte_letters() -> dict[str, int]:
-    """The letters that stand for bytes in the names of byte-level tokens: itself where it is printable, else moved."""
+    """Return the letters that mean bytes in the names of byte-level tokens: the byte's own if printable, else moved."""
     plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     moved = [byte for byte in range(256) if byte not in plain]
     return {chr(byte): byte for byte in plain} | {chr(256 + at): byte for at, byte in enumerate(moved)}
@@ -187,12 +187,12 @@ def _of_byte_letters(name: str) -> bytes | None:
 
 
 def _of_byte_name(name: str) -> bytes | None:
-    """Of names such as <0xE2>."""
+    """Return the byte that a name such as <0xE2> says."""
     return bytes([int(name[3:5], 16)]) if BYTE_NAME.fullmatch(name) else None
 
 
 def _call(call: Mapping[str, Any], at: int) -> dict[str, Any]:
-    """A tool call of an earlier answer: templates take its arguments as an object, and the API has them as text."""
+    """Return a tool call of an earlier answer with its arguments as an object, as templates take them."""
     if not isinstance(call.get("function"), Mapping):
         raise InputError(f"messages[{at}] has a tool call without a function")
     function = {**call["function"]}

@@ -46,7 +46,7 @@ class Tenant:
     priority: int | None = None
 
     def namespace_of(self, salt: str) -> str:
-        """The namespace of a request with this ``cache_salt``. No name has a slash, so it is nobody else's."""
+        """Return the namespace of a request with this ``cache_salt``. No name has a slash, so it is nobody else's."""
         return f"{self.namespace}/{salt}" if salt else self.namespace
 
 
@@ -70,7 +70,7 @@ class Access:
         return found or None
 
     def tenant(self, authorization: str | None) -> Tenant:
-        """Who shows this header. ``ApiError``: nobody that is known."""
+        """Return the tenant that shows this header. ``ApiError``: no tenant has its key."""
         if not self.keys:
             return Tenant()
         scheme, _, shown = (authorization or "").partition(" ")
@@ -140,7 +140,7 @@ def hostname(url: str) -> str:
 
 
 def ip_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """The number of a host that is one; a name that always means this machine has that of it."""
+    """Return the number of a host that is one; a name that always means this machine has that of it."""
     try:
         return ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)
     except ValueError:

@@ -131,7 +131,7 @@ class Admin:
         return await self._do(request, self._namespaces)
 
     def _namespaces(self) -> dict[str, Any]:
-        """By namespace and component: how many tokens are cached, or how many states."""
+        """Return by namespace and component how many tokens are cached, or how many states."""
         found: dict[str, Counter[str]] = {}
         begin = self.engine.namespace("")
         for change in self.engine.cache.contents():

@@ -52,7 +52,7 @@ class TextAnswer:
         return self.ticket.cached
 
     async def pieces(self) -> AsyncIterator[TextPiece]:
-        """The answer as it comes, to its end. Who leaves early has to ``leave``."""
+        """Yield the answer as it comes, to its end. Whoever stops early has to ``leave``."""
         reason = ""
         while not reason:
             news = await self.ticket.next()

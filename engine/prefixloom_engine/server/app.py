@@ -247,7 +247,7 @@ class Server:
         return JSONResponse(form.answer(list(map(form.choice, answers, pieces))))
 
     async def events(self, form: Form, answers: Sequence[TextAnswer]) -> AsyncIterator[bytes]:
-        """The answer as server-sent events. An error that comes late is an event as well."""
+        """Yield the answer as server-sent events. An error that comes late is an event as well."""
         try:
             for answer in answers:
                 if begun := form.begin(answer.index):
@@ -295,8 +295,10 @@ class Server:
         }
 
     async def health(self, request: Request) -> Response:
-        """Whether the engine lives, what keeps it or the text from answering, and what it knows of prefill processes,
-        without which it answers as well. It needs no key, since whoever watches over a server asks it."""
+        """Answer whether the engine lives, what keeps it or the text from answering, and what prefill processes do.
+
+        Without these the server answers as well. It needs no key, since whoever watches over a server asks it.
+        """
         error, peers = self.worker.error, dict(self.worker.engine.peers)
         troubles = {"engine": self.worker.trouble, "text": self.texts.trouble}
         told: Object = {name: each for name, each in troubles.items() if each}
@@ -335,7 +337,7 @@ class Guard:
 
 
 def make_app(server: Server, more: Sequence[Route] = (), hosts: Hosts = Hosts()) -> Starlette:  # noqa: B008  frozen
-    """The application. The engine runs from its start to its end."""
+    """Make the application. The engine runs from its start to its end."""
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -373,7 +375,7 @@ def told(error: ApiError, headers: Mapping[str, str] | None = None) -> Response:
 
 
 def sent(told: Object) -> bytes:
-    """One server-sent event."""
+    """Return one server-sent event."""
     return f"data: {json.dumps(told, ensure_ascii=False, separators=(',', ':'))}\n\n".encode("utf-8", "surrogatepass")
 
 
@@ -393,7 +395,7 @@ class EventStream(StreamingResponse):
 
 
 async def side_by_side(answers: Sequence[TextAnswer], *, whole: bool) -> AsyncIterator[tuple[TextAnswer, TextPiece]]:
-    """The pieces of all answers, each as soon as it comes. ``whole``: each answer in one piece."""
+    """Yield the pieces of all answers, each as soon as it comes. ``whole``: each answer in one piece."""
     if len(answers) == 1 and not whole:
         async for piece in answers[0].pieces():
             yield answers[0], piece

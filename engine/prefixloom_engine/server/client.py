@@ -50,7 +50,7 @@ def ask(args: argparse.Namespace, method: str, path: str, body: Any = None, *, s
 
 
 def key_of(path: str | None) -> str:
-    """The key in a file, or in the environment; empty if there is none."""
+    """Return the key in a file, or in the environment; empty if there is none."""
     if path is None:
         return os.environ.get(KEY_VARIABLE, "").strip()
     try:

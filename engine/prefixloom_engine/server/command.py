@@ -193,7 +193,7 @@ def check_events(args: argparse.Namespace) -> None:
 
 
 def prefill_addresses(args: argparse.Namespace) -> list[str] | None:
-    """The addresses of prefill servers, checked with the keys for them. None: prompts are computed here."""
+    """Return the addresses of prefill servers, checked with the keys for them. None: prompts are computed here."""
     if args.prefill is None and args.as_prefill is None:
         if args.prefill_keys is not None or args.prefill_mover is not None:
             raise InputError("--prefill-keys and --prefill-mover go with --prefill or --as-prefill")
@@ -380,7 +380,7 @@ def _with_peers(
 
 
 def hosts_of(args: argparse.Namespace, bound: str = "") -> Hosts:
-    """The names of the server. ``bound``: where it listens, if its options do not say so."""
+    """Return the names of the server. ``bound``: where it listens, if its options do not say so."""
     from .access import Hosts
 
     more = frozenset(each.strip().lower() for each in args.allow_host.split(",") if each.strip())
@@ -388,7 +388,7 @@ def hosts_of(args: argparse.Namespace, bound: str = "") -> Hosts:
 
 
 def name_of(args: argparse.Namespace) -> str:
-    """The name of the model, as clients call it."""
+    """Return the name of the model, as clients call it."""
     return args.name or (BUILT_IN if args.model is None else Path(args.model).resolve().name)
 
 
@@ -423,14 +423,14 @@ def _serve(settings: ServeSettings) -> int:
 
 
 def apart_lines(made: Assembled, settings: ServeSettings) -> list[str]:
-    """Which other servers it works with, in words."""
+    """Return which other servers it works with, in words."""
     if settings.prefill is not None:
         return [f"prompts are computed at {', '.join(settings.prefill) or 'addresses that come'}, or else here"]
     return [f"computes prompts for servers with --prefill {made.prefill_at}"] if made.prefill_at else []
 
 
 def _allow_many_files() -> None:
-    """Each connection is an open file, of which a process often may have 1024 only, if it does not ask for more."""
+    """Ask for more open files, one for each connection: a process often may have 1024 only."""
     try:
         import resource
     except ModuleNotFoundError:  # on Windows there is no such limit
@@ -442,7 +442,7 @@ def _allow_many_files() -> None:
 
 
 def observer_named(name: str) -> Callable[..., Any]:
-    """What makes an observer of a cache, from the package that is installed for it."""
+    """Return what makes an observer of a cache, from the package that is installed for it."""
     for point in importlib.metadata.entry_points(group=OBSERVERS, name=name):
         try:
             make: Callable[..., Any] = point.load()
@@ -455,7 +455,7 @@ def observer_named(name: str) -> Callable[..., Any]:
 
 
 def model_of(args: argparse.Namespace) -> tuple[Model, str]:
-    """The model, and a description."""
+    """Return the model, and a description."""
     if args.model is None:
         from ..threeway.model import ThreeWay
         from ..threeway.text import text_sizes
@@ -471,7 +471,7 @@ def model_of(args: argparse.Namespace) -> tuple[Model, str]:
 
 
 def text_of(args: argparse.Namespace, *, images: bool) -> Callable[[], Tokenizer]:
-    """What makes the tokenizer of a model. ``images``: with the processor of its images, if it takes any."""
+    """Return what makes the tokenizer of a model. ``images``: with the processor of its images, if it takes any."""
     if args.model is None:
         from ..threeway.text import ByteTokenizer
 

@@ -75,7 +75,7 @@ class Requests:
         self.success = counter("request_success", "requests that have ended", "finished_reason")
 
     def ended(self, ticket: PendingAnswer) -> None:
-        """A request has ended."""
+        """Count a request that has ended."""
         now = time.monotonic()
         self.whole.observe(now - ticket.begun)
         if ticket.admitted_at:
@@ -114,14 +114,14 @@ class Insight:
 
     # ------------------------------------------------------------ figures
     async def snapshot(self) -> Snapshot:
-        """The figures of now, or of a moment ago."""
+        """Return the figures of now, or of a moment ago."""
         async with self._reading:
             if self._snapshot is None or time.monotonic() - self._snapshot.at > FRESH_SECONDS:
                 self._snapshot = await self.server.worker.call(self._read)
             return self._snapshot
 
     def _read(self) -> Snapshot:
-        """In the engine's thread."""
+        """Read the figures. In the engine's thread."""
         cache, history = self.engine.cache, self.engine.cache.history()
         figures, now = self.engine.figures(), time.monotonic()
         running, waiting = self.engine.load
@@ -141,7 +141,7 @@ class Insight:
         return Snapshot(now, cache.stats(), figures, running, waiting, preempted, recent, hot)
 
     def collect(self) -> Iterator[Metric]:
-        """For Prometheus's registry: the families of the last snapshot."""
+        """Yield the families of the last snapshot, for Prometheus's registry."""
         told = self._snapshot
         if told is None:
             return
@@ -169,12 +169,12 @@ class Insight:
 
     # ------------------------------------------------------------ routes
     async def metrics(self, request: Request) -> Response:
-        """For Prometheus. It needs no key, since there is no prompt and no tenant in it."""
+        """Answer Prometheus. It needs no key, since there is no prompt and no tenant in the answer."""
         await self.snapshot()
         return Response(generate_latest(self.registry), media_type=CONTENT_TYPE_LATEST)
 
     async def data(self, request: Request) -> Response:
-        """What the page shows, as JSON."""
+        """Answer what the page shows, as JSON."""
         told = await self.snapshot()
         return JSONResponse(
             {
@@ -245,7 +245,7 @@ def by_query(request: Request) -> bytes:
 
 
 def family_of(figure: Figure) -> Metric:
-    """A figure as Prometheus takes it."""
+    """Return a figure as Prometheus takes it."""
     names = [name for name, _ in figure.samples[0][0]] if figure.samples else []
     if figure.kind == "histogram":
         family: Any = HistogramMetricFamily(figure.name, figure.help, labels=names)
@@ -265,7 +265,7 @@ def family_of(figure: Figure) -> Metric:
 
 
 def shares(parts: Iterable[Any], stats: CacheStats) -> dict[str, tuple[str, float]]:
-    """Which part of the fullest pool of each kind cannot be had now, under the names that engines have for it."""
+    """Return which part of the fullest pool of each kind cannot be had now, by the names that engines have for it."""
     used: dict[str, float] = {}
     for part in parts:
         each = stats.components[part.name]

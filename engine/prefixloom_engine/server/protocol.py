@@ -55,7 +55,7 @@ class StrictModel(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _defaults(cls, given: Any) -> Any:
-        """A field that is null has its default: the API lets clients say so."""
+        """Give a field that is null its default: the API lets clients say so."""
         return {name: each for name, each in given.items() if each is not None} if isinstance(given, dict) else given
 
 

@@ -34,7 +34,7 @@ class StopStrings:
 
 
 def beginning(text: str, stop: str) -> int:
-    """The length of the longest end of ``text`` with which ``stop`` begins, and which is shorter than it."""
+    """Return the length of the longest end of ``text`` with which ``stop`` begins, and which is shorter than it."""
     for length in range(min(len(stop) - 1, len(text)), 0, -1):
         if text.endswith(stop[:length]):
             return length

@@ -59,7 +59,7 @@ class Telemetry:
         self._provider.shutdown()
 
     def around(self, app: ASGIApp) -> ASGIApp:
-        """An app that remembers with which trace each request came, and at its end sends what waits."""
+        """Return an app that remembers with which trace each request came, and at its end sends what waits."""
 
         async def traced(scope: Scope, receive: Receive, send: Send) -> None:
             async def closing(message: Message) -> None:
@@ -78,7 +78,7 @@ class Telemetry:
         return traced
 
     def ended(self, ticket: PendingAnswer) -> None:
-        """A request has ended. What a processor raises is logged once, and nobody else hears of it."""
+        """Tell the span of a request that has ended. What a processor raises is logged once, and harms nobody."""
         told = ticket.context.get(asking)
         if told is None:
             return
@@ -128,7 +128,7 @@ class Telemetry:
 
 
 def batches_to(endpoint: str) -> SpanProcessor:
-    """What sends spans to a collector, in batches and on a thread of its own.
+    """Return what sends spans to a collector, in batches and on a thread of its own.
 
     ``endpoint``: such as http://127.0.0.1:4318, or empty for what the variables OTEL_EXPORTER_OTLP_... say.
     """

@@ -318,7 +318,7 @@ class EngineWorker:
                 self._wake.wait(POLL_SECONDS)
 
     def _is_over(self) -> bool:
-        """Whether the worker, which is to stop, has nothing to do any more, for its clients or for other processes."""
+        """Return whether the worker, which is to stop, has nothing left to do for clients or for other processes."""
         if not self._ends_at:
             self._ends_at = time.monotonic() + self._patience
             self.engine.retire()
@@ -383,7 +383,7 @@ class EngineWorker:
             log.warning("%d answers have nobody to go to", len(found))
 
     def _receive(self, found: list[tuple[PendingAnswer, News]]) -> None:
-        """In the event loop."""
+        """Tell each ticket its news. In the event loop."""
         for ticket, news in found:
             if news.reason and ticket in self._tickets:
                 self._tickets.discard(ticket)
@@ -391,7 +391,7 @@ class EngineWorker:
             ticket.put(news)
 
     def _give_up(self, error: BaseException) -> None:
-        """The engine cannot go on: everybody is told."""
+        """Tell everybody that the engine cannot go on."""
         self.error = EngineDown(f"the engine has failed: {error!r}")
         self.error.__cause__ = error
         self._send([(each.ticket, News([], [], [], "error", self.error, 0)) for each in self._running.values()])

@@ -165,10 +165,8 @@ class Plain(pickle.Unpickler):
     """Loads plain data and bodies alone, since who sends it has worked on what a stranger sent."""
 
     def find_class(self, module: str, name: str) -> Any:
-        ours = module.startswith(f"{SERVER}.")
-        kind = (
-            getattr(sys.modules.get(module), name, None) if ours else None
-        )  # a module that is not known is not loaded
+        known = sys.modules.get(module) if module.startswith(f"{SERVER}.") else None  # nothing is imported
+        kind = getattr(known, name, None)
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             return kind
         raise pickle.UnpicklingError(f"{module}.{name} is no part of what was read")
