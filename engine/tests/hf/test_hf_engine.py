@@ -100,7 +100,7 @@ def test_answers_are_those_of_plain_decoding(name: str, overlap: bool) -> None:
     assert any(figures.evicted for figures in told.components.values())
 
 
-@EACH
+@pytest.mark.parametrize("name", sampled(MATRIX, 2, 1))
 def test_guesses_change_no_token(name: str) -> None:
     """Recurrent models too: the state after each guessed token is kept, and the one behind the last right one taken."""
     served, asked = Served(name, max_rewind=3, capacity=1600, max_running=5), requests(6)

@@ -19,6 +19,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # transformers' own, of configs that are tiny
 ]
 QUICK = ("dots3_note_text", "gpt_neo", "hy_v4", "jetmoe", "longcat_flash", "mimo_v2_flash", "qwen4_exp_text", "zaya")
+QUICK += ("mamba", "falcon_mamba", "jamba", "zamba")  # whose selective scans go on from a hit token by token
 """Model types whose composition, or whose way of using the cache, is like that of no other."""
 GROUPED = (
     "git",
@@ -64,44 +65,35 @@ def test_rows_of_other_counts_go_through_one_pass_where_padding_changes_nothing(
     assert grouped(tiny_model(model_type))[1] == passes
 
 
-@pytest.mark.parametrize("model_type", ["mamba", "falcon_mamba", "jamba", "zamba"])
-def test_a_selective_scan_goes_on_from_a_hit(model_type: str) -> None:
-    assert told(outcome_of(model_type)).startswith("exact")
+ENCODERS = ("bert", "big_bird", "megatron-bert", "rembert", "roformer")
+POSITIONED = ("camembert", "data2vec-text", "roberta", "roberta-prelayernorm", "xmod")
 
 
-@pytest.mark.parametrize("model_type", ["bert", "big_bird", "megatron-bert", "rembert", "roformer"])
-def test_an_encoder_is_refused_as_such_and_told_how_it_would_be_a_decoder(model_type: str) -> None:
-    assert "is an encoder with is_decoder=False" in outcome_of(model_type).refused
-
-
-@pytest.mark.parametrize("model_type", ["bert", "big_bird", "megatron-bert", "rembert", "roformer"])
+@pytest.mark.parametrize("model_type", ENCODERS)
 def test_an_encoder_that_was_trained_as_a_decoder_is_served(model_type: str) -> None:
     assert told(outcome_of(model_type, is_decoder=True)).startswith("exact")
 
 
-@pytest.mark.parametrize("model_type", ["camembert", "data2vec-text", "roberta", "roberta-prelayernorm", "xmod"])
-def test_a_decoder_whose_positions_depend_on_how_it_is_called_is_refused(model_type: str) -> None:
-    assert "counts its positions from behind the pad token" in outcome_of(model_type, is_decoder=True).refused
-
-
 @pytest.mark.parametrize(
-    ("model_type", "reason"),
+    ("model_type", "options", "reason"),
     [
-        ("bart", "is an encoder-decoder model"),
-        ("blt", "is made of parts with caches of their own"),
-        ("cpmant", "its code computes tokens of its own before those that it is given"),
-        ("deepseek_v4", "'heavily_compressed_attention'"),
-        ("gemma4_assistant", "all its layers read what the model that it assists keeps"),
-        ("inkling_text", "keeps 4 convolution states in one layer"),
-        ("mllama", "has attention to another input than its tokens"),
-        ("moshi", "has a window that transformers' cache keeps to and transformers' attention does not"),
-        ("openai-gpt", "takes none of past_key_values, cache_params"),
-        ("xlm", "takes none of past_key_values, cache_params"),
-        ("xlstm", "takes a cache of a class of its own, xLSTMCache"),
+        *((each, {}, "is an encoder with is_decoder=False") for each in ENCODERS),
+        *((each, {"is_decoder": True}, "counts its positions from behind the pad token") for each in POSITIONED),
+        ("bart", {}, "is an encoder-decoder model"),
+        ("blt", {}, "is made of parts with caches of their own"),
+        ("cpmant", {}, "its code computes tokens of its own before those that it is given"),
+        ("deepseek_v4", {}, "'heavily_compressed_attention'"),
+        ("gemma4_assistant", {}, "all its layers read what the model that it assists keeps"),
+        ("inkling_text", {}, "keeps 4 convolution states in one layer"),
+        ("mllama", {}, "has attention to another input than its tokens"),
+        ("moshi", {}, "has a window that transformers' cache keeps to and transformers' attention does not"),
+        ("openai-gpt", {}, "takes none of past_key_values, cache_params"),
+        ("xlm", {}, "takes none of past_key_values, cache_params"),
+        ("xlstm", {}, "takes a cache of a class of its own, xLSTMCache"),
     ],
 )
-def test_a_model_type_is_refused_for_its_own_reason(model_type: str, reason: str) -> None:
-    assert reason in outcome_of(model_type).refused
+def test_a_model_type_is_refused_for_its_own_reason(model_type: str, options: dict[str, bool], reason: str) -> None:
+    assert reason in outcome_of(model_type, **options).refused
 
 
 def test_an_outcome_that_is_wrong_is_neither_exact_nor_told() -> None:
