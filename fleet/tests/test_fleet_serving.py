@@ -190,16 +190,13 @@ def test_update_replaces_all_replicas_under_load_without_one_wrong_answer(fleet:
     assert {answer.json()["system_fingerprint"] for _, answer in answers} == servers.keys()
 
 
-def test_status_and_top_tell_of_each_replica(fleet: RunningFleet, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_tells_of_each_replica(fleet: RunningFleet, capsys: pytest.CaptureFixture[str]) -> None:
     from prefixloom.cli import main
 
     names = fleet.wait(2)
     assert main(["fleet", "status", "--server", fleet.root]) == 0
     out = capsys.readouterr().out
     assert all(name in out for name in names) and "events: followed" in out
-    assert main(["top", "--fleet", "--once", "--server", fleet.root]) == 0
-    out = capsys.readouterr().out
-    assert all(name in out for name in names)
 
 
 def test_a_fleet_without_events_and_insight_answers_as_well(
@@ -217,10 +214,9 @@ def test_a_fleet_without_events_and_insight_answers_as_well(
         assert said(first) == one_server(prompt)
         assert told_by(second) == told_by(first) and cached(second) >= 800, "what was sent there counts"
         assert {each["events"] for each in fleet.replicas().values()} == {"it publishes no events"}
-        for command in (["fleet", "status"], ["top", "--fleet", "--once"]):
-            assert main([*command, "--server", fleet.root]) == 0
-            out = capsys.readouterr().out
-            assert all(name in out for name in fleet.replicas()), command
+        assert main(["fleet", "status", "--server", fleet.root]) == 0
+        out = capsys.readouterr().out
+        assert all(name in out for name in fleet.replicas()) and "tokens hit" not in out
 
 
 def test_the_number_of_replicas_follows_the_load(tmp_path: Path, one_server: OneServer) -> None:

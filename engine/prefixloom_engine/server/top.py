@@ -1,4 +1,4 @@
-"""``prefixloom top``: the live page of a running server, or of all replicas of a fleet, in a terminal."""
+"""``prefixloom top``: the live page of a running server, in a terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from .client import ServerRefused, add_server_arguments, ask
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--once", action="store_true", help="print it once, and end")
-    parser.add_argument("--fleet", action="store_true", help="all replicas of a fleet, a line for each")
     parser.add_argument("--every", default="1", metavar="S", help="seconds between two looks (default: 1)")
     add_server_arguments(parser)
 
@@ -35,20 +34,19 @@ def run(args: argparse.Namespace) -> int:
     if not 0.1 <= seconds <= 3600:
         raise InputError(f"--every takes seconds from 0.1 to 3600, got {args.every!r}")
     console = Console()
-    path, draw = ("/fleet", fleet_frame) if args.fleet else ("/insight", frame)
     try:
-        told = ask(args, "GET", path)
+        told = ask(args, "GET", "/insight")
         if args.once:
-            console.print(draw(told))
+            console.print(frame(told))
             return 0
-        with Live(draw(told), console=console, screen=True, auto_refresh=False) as live:
+        with Live(frame(told), console=console, screen=True, auto_refresh=False) as live:
             while True:
                 time.sleep(seconds)
                 try:
-                    told, trouble = ask(args, "GET", path, seconds=10.0), ""
+                    told, trouble = ask(args, "GET", "/insight", seconds=10.0), ""
                 except (InputError, ServerRefused) as error:
                     trouble = str(error)
-                live.update(draw(told, trouble), refresh=True)
+                live.update(frame(told, trouble), refresh=True)
     except ServerRefused as error:
         print(f"prefixloom: {error}", file=sys.stderr)
         return 1
@@ -69,32 +67,6 @@ def frame(told: dict[str, Any], trouble: str = "") -> Any:
         f"{told['preempted']} set back so far.  {rate}", (f"  {trouble}" if trouble else "", "red"),
     )  # fmt: skip
     return Group(head, Text(), _pools(stats), Text(), _missed(told), Text(), _recent(told))
-
-
-def fleet_frame(told: dict[str, Any], trouble: str = "") -> Any:
-    """One picture of a fleet's replicas."""
-    from rich.console import Group
-    from rich.text import Text
-
-    counts = ", ".join(f"{count:,} {outcome}" for outcome, count in told["requests"].items() if count)
-    head = Text.assemble(
-        (f"{len(told['replicas'])} replicas", "bold"), f"  routing: {told['policy']}.",
-        f"  requests: {counts or 'none yet'}", (f"  {trouble}" if trouble else "", "red"),
-    )  # fmt: skip
-    table = _table("replica", "weights", ">running", ">waiting", ">tokens ahead", ">hit", "free", "events")
-    for each in told["replicas"]:
-        running, waiting, hit = f"{each['running']:,}", "-", "-"
-        if each["insight"] is not None:  # else its server was started without
-            insight, stats = each["insight"], each["insight"]["stats"]
-            running, waiting, asked = f"{insight['running']:,}", f"{insight['waiting']:,}", stats["asked_tokens"]
-            hit = f"{stats['hit_tokens'] / asked:.1%}" if asked else "-"
-        free = ", ".join(f"{name} {share:.0%}" for name, share in each["free"].items())
-        kind = " (prefill)" if each["role"] == "prefill" else ""
-        table.add_row(
-            Text(each["name"] + kind), Text(each["fingerprint"] or "?"), running, waiting, f"{each['tokens_ahead']:,}",
-            hit, Text(free), Text(each["events"]),
-        )  # fmt: skip
-    return Group(head, Text(), table)
 
 
 def _table(*columns: str) -> Any:

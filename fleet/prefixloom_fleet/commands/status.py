@@ -30,8 +30,12 @@ def run(args: argparse.Namespace) -> int:
     for each in told["replicas"]:
         free = ", ".join(f"{name} {share:.0%}" for name, share in each["free"].items()) or "?"
         role, process = ROLES.get(each["role"], ""), each["pid"] or "?"
+        stats = each["insight"]["stats"] if each["insight"] else {}  # else its server was started without
+        asked = stats.get("asked_tokens")
+        hit = f"{stats['hit_tokens'] / asked:.1%} of {asked} tokens hit; " if asked else ""
         print(
             f"  {each['name']} ({role}process {process}, weights {each['fingerprint'] or '?'}): "
-            f"{each['running']} requests, {each['tokens_ahead']} tokens ahead; free: {free}; events: {each['events']}"
+            f"{each['running']} requests, {each['tokens_ahead']} tokens ahead; {hit}free: {free}; "
+            f"events: {each['events']}"
         )
     return 0

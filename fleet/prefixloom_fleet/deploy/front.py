@@ -255,7 +255,7 @@ class Front:
         return JSONResponse(told, 200 if well else 503)
 
     async def _fleet(self) -> Response:
-        """Return all replicas, for ``prefixloom fleet status`` and ``prefixloom top --fleet``."""
+        """Return all replicas, for ``prefixloom fleet status``."""
         rows = []
         by_name = {each.name: each for each in self._replicas_known()}
         answers = await self._broadcast(HttpCall("GET", "/insight", b"", [], b""))
