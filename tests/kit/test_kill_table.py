@@ -37,7 +37,7 @@ def test_a_broken_component_is_killed_by_the_law_that_must_see_it(broken: Broken
     assert found.clauses
 
 
-@pytest.mark.parametrize("broken", sampled(BROKEN, 50, 12), ids=lambda broken: broken.mistake)
+@pytest.mark.parametrize("broken", sampled(BROKEN, 88, 12), ids=lambda broken: broken.mistake)
 def test_the_first_law_that_speaks_is_about_the_mistake(broken: Broken) -> None:
     assert convicted(broken)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import zlib
 from array import array
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -248,9 +248,8 @@ class World:
                 right = [held[kind][length]] if kind == "M" else held[kind][:length]
                 assert values == right[-len(values) :], f"a draft read something else in {NAMES[kind]} up to {length}"
 
-    def check_tree(self) -> tuple[Any, ...]:
-        """Check that every slot of the tree holds what its key says, and return which boundaries there are."""
-        found = []
+    def edges(self) -> Iterator[tuple[str, tuple[int, ...], Any, dict[str, list[int]]]]:
+        """Yield (namespace, tokens down to its end, node, what each component's slots must hold) of each edge."""
         stack: list[tuple[Any, str, tuple[int, ...]]] = [
             (root, name, ()) for name, root in self.cache.core.index.tree.roots.items()
         ]
@@ -258,10 +257,16 @@ class World:
             node, namespace, before = stack.pop()
             tokens = (*before, *array("i", node.key))
             stack += [(kid, namespace, tokens) for kid in node.children]
-            held, _ = contents(self.kinds, namespace, tokens)
+            if tokens:
+                yield namespace, tokens, node, contents(self.kinds, namespace, tokens)[0]
+
+    def check_tree(self) -> tuple[Any, ...]:
+        """Check that every slot of the tree holds what its key says, and return which boundaries there are."""
+        found = []
+        for namespace, tokens, node, held in self.edges():
             for kind, lane in zip(self.kinds, self.cache.core.shape.lanes, strict=True):
                 cell = node.cells[lane.index]
-                if cell is None or not tokens:
+                if cell is None:
                     continue
                 found.append((namespace, tokens, kind))
                 buffer = lane.pool.buffers["sum"][0].flatten(1)

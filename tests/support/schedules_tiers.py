@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence as Many
 from functools import lru_cache
 from typing import Any
@@ -16,7 +15,7 @@ from prefixloom.testing.schedules.explore import ScheduleRun as Run
 from prefixloom.testing.schedules.explore import touch
 from prefixloom_hicache import HostTier
 from tests.support.helpers import cache_of
-from tests.support.schedules import NAMES, PAGE, REACHES, Injected, World, contents
+from tests.support.schedules import NAMES, PAGE, REACHES, Injected, World
 
 whole = prefixloom.tiers.host_copies.copy_between
 
@@ -105,15 +104,10 @@ class TieredWorld(World):
 
     def check_host(self) -> None:
         """Check that what the host holds is what its keys say, too."""
-        stack: list[Any] = [(root, name, ()) for name, root in self.cache.core.index.tree.roots.items()]
-        while stack:
-            node, namespace, before = stack.pop()
-            tokens = (*before, *array("i", node.key))
-            stack += [(kid, namespace, tokens) for kid in node.children]
-            held, _ = contents(self.kinds, namespace, tokens)
+        for _, tokens, node, held in self.edges():
             for kind, lane in zip(self.kinds, tier_lanes(self.cache), strict=True):
                 cell = node.cells[lane.index]
-                if cell is None or not tokens:
+                if cell is None:
                     continue
                 buffer = lane.pool.buffers["sum"][0].flatten(1)
                 if kind == "M":
@@ -122,7 +116,7 @@ class TieredWorld(World):
                     )
                     continue
                 for place, page in enumerate(lane.edge(node)):
-                    at = len(before) + place * PAGE
+                    at = node.start + place * PAGE
                     if page >= 0:
                         found = buffer[page].tolist()
                         assert found == held[kind][at : at + PAGE], (
