@@ -17,7 +17,7 @@ import pytest
 
 import prefixloom.tiers.host_copies
 import prefixloom.tiers.restore
-from prefixloom import CapacityError, Path, Point, Window
+from prefixloom import CapacityError, Path, Point, Sinks, Window
 from prefixloom.cache.cache import Cache
 from prefixloom.testing.inside import backdoor
 from prefixloom.tree.radix import Node
@@ -371,3 +371,16 @@ def test_the_anchor_of_a_load_is_one_node_for_all(monkeypatch: pytest.MonkeyPatc
     assert restored(cache)[1] == 40
     assert [name for name, _ in asked] == list(NAMES)
     assert {node.end for _, node in asked} == {40}
+
+
+def test_boundary_is_not_restorable_where_the_host_lacks_pages_inside_of_an_edge() -> None:
+    """A sequence gave back what lay between the first pages and its window, so the edge of 48 tokens has a hole."""
+    cache = tiered(part("kv", Sinks(PAGE) | Window(8)), tokens=64)
+    with cache.open(LONG[:48]) as sequence:
+        for end in range(PAGE, 49, PAGE):
+            compute(cache, sequence, LONG, end)
+            cache.reclaim()
+        assert sequence.pages("kv").count(-1) == 9
+    cache.evict({"kv": 100})
+    assert cache.match(LONG[:48]).restorable == 48
+    assert cache.match([*LONG[:24], 99]).restorable == PAGE
