@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-pytest.importorskip("transformers", minversion="5.23", reason="the extra hf is not installed")
-
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-
 from prefixloom import CompositionError, compose
 from prefixloom.compose.model_config import read_facts
-from prefixloom_engine.hf.layers import list_layers
-from tests.support.hf_tiny import MODEL_TYPES
-from tests.support.sampling import only
+from tests.support.sampling import slow
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # transformers' own, of its defaults
+pytestmark = [
+    pytest.mark.usefixtures("config_of"),
+    pytest.mark.filterwarnings("ignore"),  # transformers' own, of its defaults
+]
+
+
+@pytest.fixture(scope="module")
+def config_of() -> Callable[[str], Any]:
+    """A maker of a config with all defaults of its class. transformers takes seconds: no collection imports it."""
+    pytest.importorskip("transformers", minversion="5.23", reason="the extra hf is not installed")
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    return lambda model_type: CONFIG_MAPPING[model_type]()
+
 
 GEMMA3: Mapping[str, Any] = {
     "architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "torch_dtype": "bfloat16",
@@ -42,23 +49,33 @@ def told(source: Any) -> Any:
     return facts.layers, widths
 
 
-TYPES = [each for each in MODEL_TYPES if each != "gemma4_assistant"]  # whose class does not take its own defaults
 APART = ("lfm2_moe", "moshi", "musicgen", "musicgen_melody", "xlnet")
 """Types that are refused where the loaded model has not listed its layers."""
 QUICK = ("gemma", "gemma3_text", "gpt_neox", "bert", "mimo_v2_flash", "mllama", "jamba", "git", "xlnet")
 
 
-@pytest.mark.parametrize("model_type", only(TYPES, *QUICK))
-def test_a_config_that_leaves_out_all_defaults_says_what_the_config_object_says(model_type: str) -> None:
-    short = {"model_type": model_type, "dtype": "float32"}
-    text = CONFIG_MAPPING[model_type]().get_text_config(decoder=True)
-    text.dtype = "float32"
-    if hasattr(text, "num_hidden_layers"):  # one config of several models has none
-        list_layers(text)
-    if model_type in APART:
-        assert isinstance(told(short), str)
-    else:
-        assert told(short) == told(text)
+def others() -> list[str]:
+    from tests.support.hf_tiny import MODEL_TYPES
+
+    return [each for each in MODEL_TYPES if each not in QUICK and each != "gemma4_assistant"]  # which takes no defaults
+
+
+@pytest.mark.parametrize("types", [lambda: QUICK, slow(others)], ids=["some", "others"])
+def test_a_config_that_leaves_out_all_defaults_says_what_the_config_object_says(
+    types: Callable[[], Sequence[str]], config_of: Callable[[str], Any]
+) -> None:
+    from prefixloom_engine.hf.layers import list_layers
+
+    for model_type in types():
+        short = {"model_type": model_type, "dtype": "float32"}
+        text = config_of(model_type).get_text_config(decoder=True)
+        text.dtype = "float32"
+        if hasattr(text, "num_hidden_layers"):  # one config of several models has none
+            list_layers(text)
+        if model_type in APART:
+            assert isinstance(told(short), str), model_type
+        else:
+            assert told(short) == told(text), model_type
 
 
 def test_the_published_config_of_gemma_3_is_composed_and_what_was_taken_is_said(
@@ -93,8 +110,8 @@ def test_what_a_class_makes_of_a_config_is_refused_like_what_the_config_says() -
 
 
 @pytest.mark.parametrize("model_type", ["mamba", "falcon", "jamba", "bamba"])
-def test_what_a_class_computes_itself_may_stand_in_the_config(model_type: str) -> None:
-    config = CONFIG_MAPPING[model_type]()
+def test_what_a_class_computes_itself_may_stand_in_the_config(model_type: str, config_of: Callable[[str], Any]) -> None:
+    config = config_of(model_type)
     config.dtype = "float32"
     whole = read_facts(config)
     assert whole.raw["layer_types" if hasattr(config, "layer_types") else "head_dim"]
