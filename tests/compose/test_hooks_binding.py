@@ -152,32 +152,112 @@ def test_an_inherited_hook_can_be_switched_off_with_none() -> None:
 # ---------------------------------------------------------------- what is refused
 
 
-def refused(instance: object, told: str) -> None:
+@attrs.define
+class Valued:
+    name: str = "v"
+
+
+@attrs.frozen
+class FrozenValued:
+    name: str = "v"
+
+
+@dataclass
+class Data:
+    name: str = "v"
+
+
+def plain(**members: Any) -> Plain:
+    """Return an instance of a class that has these members as well."""
+    made: Plain = type("Made", (Plain,), members)()
+    return made
+
+
+def assigned() -> Plain:
+    instance = Plain()
+    instance.run_forward_op = lambda op, stream: None  # type: ignore[attr-defined]
+    return instance
+
+
+def wrapping(self: Any, walk: WalkView) -> Any:
+    yield
+
+
+def filled(self: Any, walk: WalkView | None = None) -> None: ...
+
+
+def named(self: Any, *, walk: WalkView) -> None: ...
+
+
+REFUSED: dict[str, tuple[Callable[[], object], str]] = {
+    "class": (lambda: Plain, r"is the class Plain, not an instance\. Pass Plain\(\.\.\.\)"),
+    "attrs value": (Valued, r"Valued compares by value.*attrs\.define\(eq=False\)"),
+    "frozen attrs value": (FrozenValued, r"FrozenValued compares by value.*attrs\.define\(eq=False\)"),
+    "dataclass": (Data, "Data compares by value.*eq=False, or no __eq__"),
+    "misspelt": (
+        lambda: plain(finalise_match_result=hookimpl(lambda self, walk: None)),
+        r"finalise_match_result, which is no hook.*mean finalize_match_result\?",
+    ),
+    "unknown": (
+        lambda: plain(xyzzy=hookimpl(lambda self: None)),
+        "xyzzy, which is no hook of a component. Hooks of a component: create_match_validator, ",
+    ),
+    "of a registry": (
+        lambda: plain(prefixloom_component=hookimpl(lambda self: None)), "move it to the module of the entry point",
+    ),
+    "unmarked": (
+        lambda: plain(commit_insert=lambda self, walk: None),
+        "defines commit_insert without @hookimpl, so it would never be called. Decorate it",
+    ),
+    "unmarked and assigned": (assigned, "defines run_forward_op without @hookimpl"),
+    "another argument": (
+        lambda: plain(commit_insert=hookimpl(lambda self, walk, colour: None)),
+        "does not fit its specification.*colour",
+    ),
+    "default": (
+        lambda: plain(commit_insert=hookimpl(filled)),
+        r"commit_insert takes walk, which would never be filled.*Write \(self, walk\)",
+    ),
+    "keyword": (
+        lambda: plain(commit_insert=hookimpl(named)),
+        r"commit_insert takes walk, which would never be filled.*Write \(self, walk\)",
+    ),
+    "all arguments": (
+        lambda: plain(evict_component=hookimpl(lambda self, *args: None)),
+        r"evict_component takes \*args, .*Write \(self, node, tier\)",
+    ),
+    "all keywords": (
+        lambda: plain(evict_component=hookimpl(lambda self, **kwargs: None)), r"evict_component takes \*\*kwargs, ",
+    ),
+    "wrapper": (
+        lambda: plain(commit_insert=hookimpl(wrapper=True)(wrapping)),
+        "commit_insert is a hook wrapper.*Write a plain @hookimpl",
+    ),
+    "old wrapper": (
+        lambda: plain(commit_insert=hookimpl(hookwrapper=True)(wrapping)),
+        "commit_insert is a hook wrapper.*Write a plain @hookimpl",
+    ),
+    "first": (
+        lambda: plain(commit_insert=hookimpl(tryfirst=True)(lambda self: None)),
+        "commit_insert is marked tryfirst, which has no effect.*order of the composition",
+    ),
+    "last": (
+        lambda: plain(commit_insert=hookimpl(trylast=True)(lambda self: None)),
+        "commit_insert is marked trylast, which has no effect.*order of the composition",
+    ),
+    "twice": (
+        type("Twice", (Overriding,), {"run_forward_op": hookimpl(lambda self, op: None)}),
+        "implements run_forward_op twice, as flush and run_forward_op",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_an_instance_whose_hooks_would_not_be_called_is_refused(name: str) -> None:
+    make, told = REFUSED[name]
     with pytest.raises(CompositionError, match=told) as caught:
-        bound(instance)
+        bound(make())
     assert "component 'it' (distribution test 1)" in str(caught.value)
-
-
-def test_a_class_in_place_of_an_instance_is_refused() -> None:
-    refused(Plain, r"is the class Plain, not an instance\. Pass Plain\(\.\.\.\)")
-
-
-def test_values_that_compare_equal_are_refused_with_the_remedy_of_their_kind() -> None:
-    @attrs.define
-    class Valued:
-        name: str = "v"
-
-    @attrs.frozen
-    class FrozenValued:
-        name: str = "v"
-
-    @dataclass
-    class Data:
-        name: str = "v"
-
-    refused(Valued(), r"Valued compares by value.*attrs\.define\(eq=False\)")
-    refused(FrozenValued(), r"FrozenValued compares by value.*attrs\.define\(eq=False\)")
-    refused(Data(), "Data compares by value.*eq=False, or no __eq__")
 
 
 def test_an_attrs_component_with_identity_is_accepted() -> None:
@@ -194,71 +274,6 @@ def test_an_attrs_component_with_identity_is_accepted() -> None:
     assert hook(WALK) == "i"
 
 
-def test_a_misspelt_hook_is_refused_with_the_name_that_was_meant() -> None:
-    class Typo(Plain):
-        @hookimpl
-        def finalise_match_result(self, walk: WalkView) -> None: ...
-
-    refused(Typo(), r"finalise_match_result, which is no hook.*mean finalize_match_result\?")
-
-
-def test_a_hook_of_no_known_name_lists_the_hooks_there_are() -> None:
-    class Unknown(Plain):
-        @hookimpl
-        def xyzzy(self) -> None: ...
-
-    refused(Unknown(), "xyzzy, which is no hook of a component. Hooks of a component: create_match_validator, ")
-
-
-def test_a_registry_hook_on_an_instance_is_sent_to_its_module() -> None:
-    class Cold(Plain):
-        @hookimpl
-        def prefixloom_component(self) -> None: ...
-
-    refused(Cold(), "move it to the module of the entry point")
-
-
-def test_an_unmarked_method_named_like_a_hook_is_refused() -> None:
-    class Unmarked(Plain):
-        def commit_insert(self, walk: WalkView) -> None: ...
-
-    refused(Unmarked(), "defines commit_insert without @hookimpl, so it would never be called. Decorate it")
-    assigned = Plain()
-    assigned.run_forward_op = lambda op, stream: None  # type: ignore[attr-defined]
-    refused(assigned, "defines run_forward_op without @hookimpl")
-
-
-def test_an_argument_that_the_specification_has_not_is_refused() -> None:
-    class Extra(Plain):
-        @hookimpl
-        def commit_insert(self, walk: WalkView, colour: str) -> None: ...
-
-    refused(Extra(), "does not fit its specification.*colour")
-
-
-def test_parameters_that_would_never_be_filled_are_refused() -> None:
-    class Defaulted(Plain):
-        @hookimpl
-        def commit_insert(self, walk: WalkView | None = None) -> None: ...
-
-    class Keyword(Plain):
-        @hookimpl
-        def commit_insert(self, *, walk: WalkView) -> None: ...
-
-    class Starred(Plain):
-        @hookimpl
-        def evict_component(self, *args: Any) -> None: ...
-
-    class Keywords(Plain):
-        @hookimpl
-        def evict_component(self, **kwargs: Any) -> None: ...
-
-    for instance in (Defaulted(), Keyword()):
-        refused(instance, r"commit_insert takes walk, which would never be filled.*Write \(self, walk\)")
-    refused(Starred(), r"evict_component takes \*args, .*Write \(self, node, tier\)")
-    refused(Keywords(), r"evict_component takes \*\*kwargs, ")
-
-
 def test_a_parameter_of_ones_own_with_a_default_is_accepted() -> None:
     class Own(Plain):
         @hookimpl
@@ -268,35 +283,6 @@ def test_a_parameter_of_ones_own_with_a_default_is_accepted() -> None:
     hook = bound(Own()).commit_insert
     assert hook is not None
     assert hook(WALK) == 128
-
-
-def test_hook_wrappers_are_refused() -> None:
-    class New(Plain):
-        @hookimpl(wrapper=True)
-        def commit_insert(self, walk: WalkView) -> Any:
-            return (yield)
-
-    class Old(Plain):
-        @hookimpl(hookwrapper=True)
-        def commit_insert(self, walk: WalkView) -> Any:
-            yield
-
-    for instance in (New(), Old()):
-        refused(instance, "commit_insert is a hook wrapper.*Write a plain @hookimpl")
-
-
-def test_a_mark_of_order_is_refused() -> None:
-    for mark in ("tryfirst", "trylast"):
-        marked = type("Marked", (Plain,), {"commit_insert": hookimpl(**{mark: True})(lambda self: None)})
-        refused(marked(), f"commit_insert is marked {mark}, which has no effect.*order of the composition")
-
-
-def test_one_hook_implemented_twice_is_refused() -> None:
-    class Twice(Overriding):
-        @hookimpl
-        def run_forward_op(self, op: Any) -> None: ...
-
-    refused(Twice(), "implements run_forward_op twice, as flush and run_forward_op")
 
 
 def test_every_hot_hook_can_be_overridden_with_its_exact_signature() -> None:
