@@ -160,11 +160,6 @@ def test_debug_comes_from_the_environment_unless_it_is_said(
     assert composed(paths(), debug=not expected).debug is not expected
 
 
-@pytest.mark.parametrize("given", ["0", 1, [True]])
-def test_debug_of_another_type_is_refused_by_name(given: object) -> None:
-    refused("debug must be of type bool, got", paths(), debug=given)
-
-
 def test_hooks_are_bound_per_part() -> None:
     class Hooked(Component):
         @hookimpl
@@ -191,13 +186,56 @@ def test_a_cache_has_the_composition_that_it_was_made_of() -> None:
 # ---------------------------------------------------------------- the set
 
 
-def test_an_empty_set_is_refused() -> None:
-    refused("needs at least one component")
+class Odd(Path):
+    unit = "token"
 
 
-def test_plugins_are_instances_and_no_names() -> None:
-    with pytest.raises(CompositionError, match=r"got 'sink'. An installed one .*Profile\(\[ComponentSpec\("):
-        compose(None, plugins=["sink"], capacity=64)
+NAMES_ALL = r"capacity must name every component \(state, whole\) and no other: "
+REFUSED: list[tuple[str, list[Any], dict[str, Any]]] = [
+    ("needs at least one component", [], {}),
+    (r"got 'sink'. An installed one .*Profile\(\[ComponentSpec\(", ["sink"], {}),
+    (r"is the class Component, not an instance\. Pass Component\(\.\.\.\)", [Component], {}),
+    ("empty name", [paths("")], {}),
+    ("no installed distribution offers a component named 'far'", [], {"model": Profile([ComponentSpec("far")])}),
+    (
+        "was made under the name 'mine'", [],
+        {
+            "model": Profile([ComponentSpec("near")]),
+            "registry": Registry([Installed("near", lambda name: paths("mine"))]),
+        },
+    ),
+    ("reach.unit must be 'page' or 'boundary', got 'token'", [Component("odd", Manifest(ONE_BYTE), Odd())], {}),
+    ("stored_as is for states. Pages on the device are read in place", [paths(stored_as=Codec("int8"))], {}),
+    *(
+        ("'state' .*tokens_per_slot and page_size are for data of token positions", [state(**facts)], {})
+        for facts in ({"tokens_per_slot": 4}, {"page_size": 4})
+    ),
+    *(
+        ("device must be cpu, cuda, cuda:N or meta", [paths()], {"device": device})
+        for device in ("gpu", "cuda:", "cuda:x", "mps", "cpu:0", "", None, 0)
+    ),
+    *(("debug must be of type bool, got", [paths()], {"debug": given}) for given in ("0", 1, [True])),
+    # sizes
+    (NAMES_ALL + "unknown states; missing state$", [paths(), state()], {"capacity": {"whole": 64, "states": 3}}),
+    (NAMES_ALL + "missing state$", [paths(), state()], {"capacity": {"whole": 64}}),
+    ("and no other: unknown extra$", [paths()], {"capacity": {"whole": 64, "extra": 3}}),
+    *(
+        (r"capacity.* must be a whole number of at least 1 tokens, got", [paths()], {"capacity": capacity})
+        for capacity in (0, -5, 1.5, True, "64", {"whole": 0}, {"whole": -1}, {"whole": "64"})
+    ),
+    ("neither was given", [paths()], {"capacity": None}),
+    ("not by both", [paths()], {"capacity": 64, "memory": "1GiB"}),
+    *(
+        ("max_running must be a whole number of at least 1", [paths()], {"max_running": value})
+        for value in (0, -1, True, 1.5, "8")
+    ),
+    ("traffic must be of type Traffic, got 32", [paths()], {"traffic": 32}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("told", "plugins", "options"), REFUSED)
+def test_what_fits_no_composition_is_refused(told: str, plugins: list[Any], options: dict[str, Any]) -> None:
+    refused(told, *plugins, **options)
 
 
 def test_plugins_must_be_a_list() -> None:
@@ -214,10 +252,6 @@ def test_two_components_of_one_name_are_refused_with_both_origins() -> None:
     assert "passed to compose" in told
 
 
-def test_a_class_in_place_of_an_instance_is_refused() -> None:
-    refused(r"is the class Component, not an instance\. Pass Component\(\.\.\.\)", Component)
-
-
 @pytest.mark.parametrize("missing", ["name", "manifest", "reach"])
 def test_a_component_without_its_three_attributes_is_refused(missing: str) -> None:
     class Bare:
@@ -232,10 +266,6 @@ def test_a_component_without_its_three_attributes_is_refused(missing: str) -> No
     refused(rf"Bare\): its {missing} must be of type \w+, got 42", bare)
 
 
-def test_an_empty_name_is_refused() -> None:
-    refused("empty name", paths(""))
-
-
 def test_any_object_with_the_three_will_do() -> None:
     class Duck:
         name = "duck"
@@ -245,14 +275,6 @@ def test_any_object_with_the_three_will_do() -> None:
     assert composed(Duck()).parts[0].reach == Chunk(8)
 
 
-def test_a_hook_that_is_misspelt_is_refused_with_its_component() -> None:
-    class Typo(Component):
-        @hookimpl
-        def finalise_match_result(self) -> None: ...
-
-    refused("component 't' .*mean finalize_match_result", Typo("t", Manifest(ONE_BYTE), Path()))
-
-
 def test_options_that_a_component_does_not_take_name_its_distribution() -> None:
     registry = Registry([Installed("near", windowed)])
     for options, told in (({"wide": 4}, "wide"), ({"w": 0}, "a window must be")):
@@ -260,32 +282,7 @@ def test_options_that_a_component_does_not_take_name_its_distribution() -> None:
         refused(rf"component 'n1' \(distribution prefixloom-test 1\).*{told}", model=profile, registry=registry)
 
 
-def test_a_component_that_drops_the_name_it_is_given_is_refused() -> None:
-    registry = Registry([Installed("near", lambda name: paths("mine"))])
-    refused("was made under the name 'mine'", model=Profile([ComponentSpec("near")]), registry=registry)
-
-
-def test_an_unknown_component_of_a_profile_is_refused() -> None:
-    refused("no installed distribution offers a component named 'nowhere'", model=Profile([ComponentSpec("nowhere")]))
-
-
 # ---------------------------------------------------------------- facts
-
-
-def test_a_unit_of_no_known_name_is_refused() -> None:
-    class Odd(Path):
-        unit = "token"
-
-    refused("reach.unit must be 'page' or 'boundary', got 'token'", Component("odd", Manifest(ONE_BYTE), Odd()))
-
-
-def test_pages_that_should_rest_in_another_form_are_refused() -> None:
-    refused("stored_as is for states. Pages on the device are read in place", paths(stored_as=Codec("int8")))
-
-
-def test_token_facts_of_a_state_are_refused() -> None:
-    refused("'state' .*tokens_per_slot and page_size are for data of token positions", state(tokens_per_slot=4))
-    refused("'state' .*tokens_per_slot and page_size are for data of token positions", state(page_size=4))
 
 
 class Broken(Reach):
@@ -366,11 +363,6 @@ def test_a_rewind_deeper_than_a_component_can_take_back_is_refused_by_name() -> 
     refused("'state' .*can take back 0 tokens", paths(), state(), max_rewind=1)
     for bad in (-1, 1.0, True):
         refused("max_rewind must be a whole number", paths(), max_rewind=bad)
-
-
-@pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "mps", "cpu:0", "", None, 0])
-def test_a_device_of_no_known_name_is_refused(device: Any) -> None:
-    refused("device must be cpu, cuda, cuda:N or meta", paths(), device=device)
 
 
 def test_devices_that_are_there_are_accepted() -> None:

@@ -240,11 +240,6 @@ def test_max_running_overrides_the_traffic() -> None:
     assert "for 2 running sequences of 4,096" in composed(paths(), memory=1 << 20, max_running=2).sizing[0]
 
 
-@pytest.mark.parametrize("value", [0, -1, True, 1.5, "8"])
-def test_max_running_that_is_no_number_is_refused(value: Any) -> None:
-    refused("max_running must be a whole number of at least 1", paths(), max_running=value)
-
-
 @pytest.mark.parametrize(
     ("change", "told"),
     [
@@ -259,10 +254,6 @@ def test_max_running_that_is_no_number_is_refused(value: Any) -> None:
 def test_an_impossible_traffic_is_refused(change: Any, told: str) -> None:
     with pytest.raises(CompositionError, match=f"traffic: {told}"):
         Traffic(**change)
-
-
-def test_what_is_no_traffic_is_refused() -> None:
-    refused("traffic must be of type Traffic, got 32", paths(), traffic=32)
 
 
 def test_a_traffic_whose_prompts_are_all_shared_still_gets_room() -> None:

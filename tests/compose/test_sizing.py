@@ -24,23 +24,6 @@ def test_a_capacity_by_name_is_tokens_for_pages_and_slots_for_states() -> None:
     assert [part.capacity for part in composition.parts] == [10, 3, 3]
 
 
-def test_a_capacity_by_name_must_name_every_component_and_no_other() -> None:
-    told = refused("capacity must name every component", paths(), state(), capacity={"whole": 64, "states": 3})
-    assert told.endswith("(state, whole) and no other: unknown states; missing state")
-    refused("no other: missing state$", paths(), state(), capacity={"whole": 64})
-    refused("no other: unknown extra$", paths(), capacity={"whole": 64, "extra": 3})
-
-
-@pytest.mark.parametrize("capacity", [0, -5, {"whole": 0}, {"whole": -1}])
-def test_a_capacity_of_nothing_is_refused(capacity: Any) -> None:
-    refused(r"capacity.* must be a whole number of at least 1 tokens, got", paths(), capacity=capacity)
-
-
-@pytest.mark.parametrize("capacity", [1.5, True, "64", {"whole": "64"}])
-def test_a_capacity_that_is_no_number_is_refused(capacity: Any) -> None:
-    refused("capacity.* must be a whole number of at least 1 tokens, got", paths(), capacity=capacity)
-
-
 def test_a_capacity_below_one_page_of_the_tree_is_refused_with_the_number_needed() -> None:
     refused("capacity=47 tokens is less than one page of the tree, 48 tokens", paths(), state(grid=48), capacity=47)
     refused(r"capacity\['whole'\]=8 tokens is less.*give at least 16", paths(), capacity={"whole": 8})
@@ -48,11 +31,6 @@ def test_a_capacity_below_one_page_of_the_tree_is_refused_with_the_number_needed
         r"capacity\['state'\] must be a whole number of at least 1 state slots, got 0", state(), capacity={"state": 0}
     )
     assert composed(paths(), state(grid=48), capacity=48).parts[0].capacity == 3
-
-
-def test_exactly_one_of_capacity_and_memory_must_be_given() -> None:
-    refused("neither was given", paths(), capacity=None)
-    refused("not by both", paths(), capacity=64, memory="1GiB")
 
 
 def test_memory_is_spent_on_as_many_tokens_as_fit() -> None:

@@ -39,7 +39,7 @@ def hits(policy: Any, prompts: list[list[int]], tokens: int) -> float:
     return sum(serve(cache, prompt) for prompt in prompts) / sum(map(len, prompts))
 
 
-def test_a_cache_with_debug_mode_serves_chats_that_share_and_part() -> None:
+def test_a_cache_with_debug_mode_serves_chats_that_share_and_part(caplog: pytest.LogCaptureFixture) -> None:
     """Debug mode checks all books after every operation, and a queue that fails is logged, which is an error here."""
     cache = compose(
         None,
@@ -58,11 +58,7 @@ def test_a_cache_with_debug_mode_serves_chats_that_share_and_part() -> None:
         chat += text(1000 + turn, chance.randrange(1, 20))
         serve(cache, list(chat))
     assert cache.stats().components["path"].evicted > 0
-
-
-def test_no_queue_fails(caplog: pytest.LogCaptureFixture) -> None:
-    test_a_cache_with_debug_mode_serves_chats_that_share_and_part()
-    assert "eviction policy" not in caplog.text
+    assert "eviction policy" not in caplog.text, "no queue failed"
 
 
 def test_a_loop_that_does_not_fit_hits_with_what_is_learned() -> None:
