@@ -358,22 +358,6 @@ def test_missed_tokens_are_counted_by_component_and_add_up() -> None:
     assert stats.asked_tokens - stats.hit_tokens - stats.new_tokens - 40 == 1
 
 
-def test_a_history_may_have_a_clock_of_its_own() -> None:
-    now = [100.0]
-    cache = path_cache()
-    history = cache.history(clock=lambda: now[0])
-    serve(cache, TOKENS)
-    history.poll()
-    now[0] = 130.0
-    cache.evict(len(TOKENS))
-    history.poll()
-    now[0] = 140.0
-    told = cache.explain(TOKENS)
-    loss = told.findings[0].loss
-    assert loss is not None
-    assert (told.at, loss.stored, loss.when) == (140.0, 100.0, 130.0)
-
-
 def test_a_history_counts_losses_and_how_long_after_them_a_prompt_missed() -> None:
     now = [100.0]
     cache = path_cache(tokens=80)

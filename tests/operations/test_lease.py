@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from typing import Any
 
 import pytest
@@ -71,29 +70,6 @@ def test_a_plan_of_another_cache_is_refused() -> None:
         with pytest.raises(ProtocolError, match="was not made by this cache"):
             second.lease(what)  # type: ignore[arg-type]
     settle(second)
-
-
-def test_a_dropped_lease_is_recovered_and_reported_with_where_it_was_made(caplog: pytest.LogCaptureFixture) -> None:
-    cache = served(part("path", Path()), part("state", Point()))
-    lease = cache.lease(cache.match(TOKENS))
-    assert cache.stats().components["path"].leased == 10
-    del lease
-    gc.collect()
-    cache.poll()
-    assert cache.stats().components["path"].leased == 0
-    assert cache.stats().recovered == 1
-    assert "test_a_dropped_lease_is_recovered_and_reported_with_where_it_was_made" in caplog.text
-    settle(cache)
-
-
-def test_a_lease_that_was_released_is_not_recovered_again() -> None:
-    cache = served(part("path", Path()))
-    lease = cache.lease(cache.match(TOKENS))
-    lease.release()
-    del lease
-    gc.collect()
-    cache.poll()
-    assert cache.stats().recovered == 0
 
 
 # ---------------------------------------------------------------- hooks

@@ -158,3 +158,17 @@ def test_tokens_that_replace_rewound_ones_are_published_under_their_own_key() ->
         run(sequence, 9)
     assert cache.peek(others) == 16
     settle(cache)
+
+
+def test_a_state_that_was_only_copied_may_become_the_trees_again() -> None:
+    """Its own was evicted meanwhile, and at the end of the sequence the tree takes what has the same content."""
+    cache = cache_of(part("path", Path()), part("state", Point(), admission="branch-and-last"))
+    serve(cache, range(8))
+    with cache.open(range(8)) as sequence:
+        assert sequence.ready == 8
+        with cache.step([sequence]) as step:
+            step.run_ops()
+        cache.evict({"state": 1})
+        assert cache.peek(range(8)) == 0
+    assert cache.peek(range(8)) == 8
+    settle(cache)

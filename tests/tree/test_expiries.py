@@ -240,16 +240,6 @@ def test_lower_priority_goes_first() -> None:
     assert left(cache, 1, 2) == [1]
 
 
-def test_priority_reaches_the_nodes_that_were_there_before() -> None:
-    cache = path_cache(policy="priority")
-    serve(cache, prompt(1)[:8])
-    serve(cache, prompt(2)[:8])
-    with cache.open(prompt(1)[:8], leave=8, priority=3) as sequence:
-        run(sequence, 8)
-    assert cache.evict({"path": 2}) == {"path": 2}
-    assert (cache.peek(prompt(1)[:8]), cache.peek(prompt(2)[:8])) == (8, 0)
-
-
 def test_who_computes_what_is_cached_with_a_higher_priority_raises_it() -> None:
     cache = path_cache(policy="priority")
     low, high = cache.open(prompt(1)), cache.open(prompt(1), priority=1)

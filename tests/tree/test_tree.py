@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from prefixloom import CapacityError, Chunk, InvariantError, Path, Point, Sinks, Window
+from prefixloom import CapacityError, Chunk, Path, Point, Sinks, Window
 from prefixloom.contract.policy import BUILT_IN
 from prefixloom.insight.debug import Debug
 from prefixloom.tree.radix import Node, Tree
@@ -16,7 +16,6 @@ from tests.support.helpers import (
     every_reach,
     held,
     part,
-    path_cache,
     run,
     serve,
     settle,
@@ -66,20 +65,6 @@ def test_a_split_of_an_only_child_and_of_one_of_several(alone: bool, cut: int) -
     lower = tree.attach(upper, key(9), cut + 2)
     assert upper.children == [node, lower]
     assert tree.walk(root, upper.key + key(9)) == (lower, cut + 2, lower)
-
-
-@pytest.mark.parametrize("wrong", ["first", "rest", "kids"])
-def test_a_child_that_stands_wrong_is_seen_in_debug_mode(wrong: str) -> None:
-    cache = path_cache()
-    serve(cache, range(12))
-    root = cache.core.index.tree.roots[""]
-    (node,) = root.children
-    if wrong == "kids":
-        root.kids = {b"": node}
-    else:
-        setattr(node, wrong, node.rest[:16])
-    with pytest.raises(InvariantError):
-        serve(cache, range(100, 112))
 
 
 @pytest.mark.parametrize("page", [1, 2, 4, 16, 256])
