@@ -11,6 +11,7 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import attrs
 import pytest
 
 from prefixloom import (
@@ -26,7 +27,7 @@ from prefixloom import (
     Window,
     compose,
 )
-from prefixloom.lab import BlockPrompt, LabRequest, Replay, Service
+from prefixloom.lab import BlockPrompt, LabRequest, Replay, Service, read_trace
 from prefixloom.lab.bounds import Pools, chained, optimum, upper_bound
 from prefixloom.lab.trace_bounds import TraceBounds, pools_of
 from prefixloom_hicache import HostTier
@@ -241,3 +242,31 @@ def test_the_optimum_equals_the_reference_values(trace: str, size: int) -> None:
         blocks = sum(hits) / sum(map(len, paths))
         tokens = sum(min(hit * size, length) for hit, length in zip(hits, lengths, strict=True)) / sum(lengths)
         assert [round(blocks, 4), round(tokens, 4)] == values["min_prefix"][:2], name
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("capacity", [1000, 10_000, 30_000, 50_000])
+def test_lru_hits_as_many_blocks_as_the_reference_says(capacity: int) -> None:
+    """One path, a page for each block, one request after the other, and every last block taken as a whole one.
+
+    Then least recently used is the reference's ``lru_rev_prefix`` exactly, since a path's tail is refreshed first. Our
+    fifo and lfu differ from ``fifo_flat_blk`` and ``lfu_prefix``: the reference counts for each block by itself. A cell
+    of our tree counts where a lease of it ends, so an inner block is as old, and was used as often, as when it last was
+    an end. ``test_replay`` has the same comparison on small traces.
+    """
+    trace = read_trace(real("conversation_trace.jsonl.gz"))
+    expected = json.loads(real("reference_values_dev.json").read_text())["conversation_trace"]["capacity_blocks"]
+    references = 0
+
+    def whole(request: LabRequest) -> LabRequest:
+        nonlocal references
+        assert isinstance(request.prompt, BlockPrompt)
+        ids = request.prompt.ids
+        references += len(ids)
+        return attrs.evolve(request, prompt=BlockPrompt(ids, trace.block, trace.block * len(ids)), output=0)
+
+    cache = composed(trace.block, path=(Path(), capacity * trace.block))
+    outcome = Replay(cache, chunk=trace.block, leave=0, closely=0).run(map(whole, trace))
+    assert outcome.refused == 0
+    assert round(outcome.hit / trace.block / references, 4) == expected[str(capacity)]["lru_rev_prefix"][0]
