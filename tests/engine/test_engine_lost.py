@@ -16,11 +16,9 @@ from prefixloom import Cache
 from prefixloom.testing.inside.backdoor import transfer_streams
 from prefixloom_engine import Answer, Engine, Request
 from prefixloom_engine.forward.jobs import Job
-from prefixloom_engine.forward.stream import LaunchedStep
 from prefixloom_hicache import MemoryBackend
-from tests.engine.test_engine_tier import AHEAD, again, process, tiered
-from tests.support.engines import cache_for, mixed, model, nothing_left, plain, prompt
-from tests.support.engines import served as served_by
+from tests.engine.test_engine_tier import AHEAD, process, tiered
+from tests.support.engines import model, nothing_left, plain, prompt
 from tests.support.stores import write_out
 
 pytestmark = pytest.mark.usefixtures("installed", "one_thread")
@@ -85,27 +83,6 @@ def loading(engine: Engine, request: Request, copies: Copies) -> tuple[Answer, J
     assert job.unread_passes
     assert copies.begun.wait(20)
     return answer, job
-
-
-@AHEAD
-def test_a_copy_that_fails_costs_a_recompute(overlap: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    requests = again(mixed(8))
-    cache = tiered(overlap=overlap)
-    copies, calls = Copies("up"), [0]
-    copies.known.set()
-
-    def every_fifth(source: Any, src: Any, target: Any, *more: Any) -> None:
-        calls[0] += not target.name.startswith("host")
-        copies.failing = calls[0] % 5 == 2
-        copies(source, src, target, *more)
-
-    monkeypatch.setattr(prefixloom.tiers.host_copies, "copy_between", every_fifth)
-    out, engine = served_by(model(), requests, cache, overlap=overlap)
-    tier = cache.stats().tier
-    assert tier is not None
-    assert tier.failed > 0
-    assert engine.counts.restored > 0
-    assert out == plain(model(), requests)
 
 
 @pytest.mark.parametrize("flushed", [False, True])
@@ -195,26 +172,4 @@ def test_a_load_that_always_fails_is_computed_in_the_end_whatever_a_store_brings
         assert [answer.tokens for answer in engine.generate([request])] == plain(model(), [request])
         assert engine.counts.failed == 2
     host.detach()
-    nothing_left(cache)
-
-
-@AHEAD
-def test_an_interrupt_while_draining_loses_no_token(overlap: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    requests = mixed(3)
-    cache = cache_for(model())
-    with Engine(model(), cache, overlap=overlap, chunk=64) as engine:
-        answers = [engine.add(request) for request in requests]
-        for _ in range(4):
-            engine.step()
-        if overlap:
-            assert engine._in_flight
-
-            def interrupted(flight: LaunchedStep) -> None:
-                raise KeyboardInterrupt
-
-            with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-                patch.setattr(LaunchedStep, "wait", interrupted)
-                engine.drain()
-        engine.drain()
-        assert run(engine, *answers) == plain(model(), requests)
     nothing_left(cache)

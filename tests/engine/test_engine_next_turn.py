@@ -15,11 +15,10 @@ from torch import Tensor
 from prefixloom import Buffer, Cache, Component, Identity, Manifest, Path, Point, Reach, Window, compose
 from prefixloom_engine import Batch, Engine, Request, ThreeWay, by_count, memory_with
 from prefixloom_engine.forward.handover import plan_handover
-from tests.support.engines import CAPACITY, cache_for, connected, decoding, model, nothing_left, plain, prompt, serving
+from tests.support.engines import CAPACITY, cache_for, model, nothing_left, plain, prompt
+from tests.support.transports import Two, two
 
 pytestmark = pytest.mark.usefixtures("installed", "one_thread")
-AHEAD = pytest.mark.parametrize("overlap", [True, False], ids=["ahead", "not ahead"])
-GUESSING = pytest.mark.parametrize("speculate", [0, 3])
 
 
 class Remembering:
@@ -86,65 +85,60 @@ def said(seed: int, length: int) -> list[int]:
     return [token % Remembering.vocabulary for token in prompt(seed, length)]
 
 
-def turns(decode: Any, first: list[int], answer: int = 2) -> tuple[list[Any], list[int]]:
-    """Two turns of a conversation, and the second one's prompt."""
-    (one,) = decode.generate([Request(first, answer)])
+def turns(engine: Any, first: list[int], answer: int = 2) -> tuple[list[Any], list[int]]:
+    """Two turns of a conversation, and the second one's prompt. ``engine``: one, or two of which one prefills."""
+    answered = engine.answer if isinstance(engine, Two) else lambda request: engine.generate([request])
+    (one,) = answered(Request(first, answer))
     history = [*first, *one.tokens, *said(99, 30)]
-    (two,) = decode.generate([Request(history, 6)])
+    (two,) = answered(Request(history, 6))
     return [one, two], history
 
 
-@AHEAD
-@GUESSING
-@pytest.mark.parametrize("length", [150, 192, 129, 40])
-def test_the_next_turn_hits_at_the_prompts_last_boundary(length: int, speculate: int, overlap: bool) -> None:
-    cache = cache_for(model())
-    with serving(lambda: cache_for(model())) as server:
-        with decoding(cache, server, overlap=overlap, speculate=speculate) as decode:
-            (one, two), history = turns(decode, prompt(1, length))
-        assert decode.handed_over == (length >= 64) + (len(history) - two.hit >= 64)
-        assert two.hit == length // 64 * 64
-        assert [one.tokens, two.tokens] == plain(model(), [Request(prompt(1, length), 2), Request(history, 6)])
-    nothing_left(cache)
+def alone(*requests: Request) -> list[list[int]]:
+    """The answers of one engine with much room."""
+    with Engine(Remembering(), remembered()) as engine:
+        return [answer.tokens for answer in engine.generate(requests)]
 
 
-def test_with_a_draft_too() -> None:
+@pytest.mark.parametrize(
+    ("length", "speculate", "overlap"), [(150, 0, True), (192, 3, True), (129, 3, False), (40, 0, False)]
+)
+def test_next_turn_hits_at_the_prompts_last_boundary(length: int, speculate: int, overlap: bool) -> None:
+    with two(engine={"overlap": overlap, "speculate": speculate}) as both:
+        (one, again), history = turns(both, prompt(1, length))
+        assert both.decode.handed_over == (length >= 64) + (len(history) - again.hit >= 64)
+    assert again.hit == length // 64 * 64
+    assert [one.tokens, again.tokens] == plain(model(), [Request(prompt(1, length), 2), Request(history, 6)])
+
+
+@pytest.mark.parametrize(("length", "hit"), [(150, 128), (192, 192)])
+def test_next_turn_hits_with_a_draft(length: int, hit: int) -> None:
     it = ThreeWay("tiny", dtype="float64", draft=True)
-    capacity = {**CAPACITY, "draft": 1200}
-    for length, hits in ((150, 128), (192, 192), (193, 192)):
-        cache = cache_for(it, capacity)
-        with serving(lambda: cache_for(it, capacity), it) as server, decoding(cache, server, it, speculate=3) as decode:
-            (_, two), _ = turns(decode, prompt(1, length))
-            assert decode.handed_over >= 1
-        assert two.hit == hits
-        nothing_left(cache)
+    with two(it=it, make=lambda it: cache_for(it, {**CAPACITY, "draft": 1200}), engine={"speculate": 3}) as both:
+        (_, again), _ = turns(both, prompt(1, length))
+        assert both.decode.handed_over >= 1
+    assert again.hit == hit
 
 
-@AHEAD
-@GUESSING
-@pytest.mark.parametrize("every", [0, 16], ids=["kept by the engine", "one of two kept by the cache"])
-@pytest.mark.parametrize("length", [150, 144, 145, 65])
-def test_with_two_recurrences_and_a_window_smaller_than_a_page(
+@pytest.mark.parametrize(
+    ("length", "every", "speculate", "overlap"),
+    [(150, 0, 0, True), (144, 16, 3, True), (145, 16, 0, False), (65, 0, 3, False), (150, 16, 3, True)],
+)
+def test_next_turn_hits_with_two_recurrences_and_a_window_smaller_than_a_page(
     length: int, every: int, speculate: int, overlap: bool
 ) -> None:
-    it = Remembering()
-    with Engine(it, remembered()) as alone:
-        right, history = turns(alone, said(1, length))
-    cache = remembered(every=every)
-    with (
-        serving(lambda: remembered(every=every), it) as server,
-        decoding(cache, server, it, overlap=overlap, speculate=speculate) as decode,
-    ):
-        told, _ = turns(decode, said(1, length))
-        assert decode.handed_over >= 1
-        assert decode.engine.counts.prefilled < 64
-    assert [answer.tokens for answer in told] == [answer.tokens for answer in right]
+    """``every``: of one recurrence the cache keeps checkpoints of a decode by itself."""
+    options = {"overlap": overlap, "speculate": speculate}
+    with two(it=Remembering(), make=lambda _: remembered(every=every), engine=options) as both:
+        told, history = turns(both, said(1, length))
+        assert both.decode.handed_over >= 1
+        assert both.decode.engine.counts.prefilled < 64
+    assert [answer.tokens for answer in told] == alone(*(answer.request for answer in told))
     assert told[1].hit == length // 16 * 16
-    nothing_left(cache)
     assert len(history) - told[1].hit < 64, "the rest was computed here"
 
 
-def test_of_windows_alone_the_last_boundarys_comes_along() -> None:
+def test_window_of_the_last_boundary_is_handed_over() -> None:
     """Without a recurrence the window of the boundary begins before that of the end, and nothing else is lacking."""
     parts = [
         Component("all", Manifest([Buffer("all", (), "int64")]), Path()),
@@ -165,86 +159,59 @@ class Odd(Reach):
         return ((0, min(n, 16)),) if n % 16 else ()
 
 
-def test_what_the_end_needs_and_the_boundary_does_not_goes_over_at_once() -> None:
+def test_pages_that_the_end_needs_and_the_boundary_does_not_are_handed_over_at_once() -> None:
     """There would be no slots for it in the second of two steps."""
     odd = Component("odd", Manifest([Buffer("odd", (), "int64")]), Odd())
     state = Component("sum", Manifest([Buffer("sum", (), "int64")]), Point())
     cache = compose(None, plugins=[odd, state], page_size=16, capacity=1024)
     assert plan_handover(cache, 0, 144, 150) == (0, {"odd": [0]})
-    assert plan_handover(cache, 16, 144, 150) == (144, {"odd": []}), "the receiver has it: nothing stands in the way"
+    assert plan_handover(cache, 16, 144, 150) == (144, {"odd": []}), "the receiver has it"
 
 
-@AHEAD
-def test_a_decode_process_without_room_for_a_checkpoint_goes_on_without(overlap: bool) -> None:
+def test_decode_process_without_room_for_a_checkpoint_goes_on_without() -> None:
     """Of states it has what runs and one to copy into; so nothing is kept, and nothing fails."""
-    it, first = Remembering(), said(1, 150)
-    with Engine(it, remembered()) as alone:
-        right, _ = turns(alone, first)
-    tight = {"all": 512, "near": 384, "sum": 2, "mixed": 2}
-    cache = remembered(capacity=tight, max_rewind=0)
-    with (
-        serving(lambda: remembered(), it) as server,
-        decoding(cache, server, it, overlap=overlap, max_running=2) as decode,
-    ):
-        told, _ = turns(decode, first)
-        many = decode.generate([Request(said(n, 150), 40) for n in range(5, 11)])
-        assert decode.engine.counts.arrived >= 300
+    many = [Request(said(n, 150), 40) for n in range(5, 11)]
+    cache = remembered(capacity={"all": 512, "near": 384, "sum": 2, "mixed": 2}, max_rewind=0)
+    with two(it=Remembering(), make=lambda _: remembered(), cache=cache, engine={"max_running": 2}) as both:
+        told, _ = turns(both, said(1, 150))
+        told += both.answer(*many)
+        assert both.decode.engine.counts.arrived >= 300
         assert cache.stats().skipped_checkpoints > 0
-    with Engine(it, remembered()) as alone:
-        expected = alone.generate([Request(said(n, 150), 40) for n in range(5, 11)])
-    assert [answer.tokens for answer in (*told, *many)] == [answer.tokens for answer in (*right, *expected)]
-    nothing_left(cache)
+    assert [answer.tokens for answer in told] == alone(*(answer.request for answer in told))
 
 
-def test_what_arrived_in_part_before_a_pass_failed_is_computed_here() -> None:
+@pytest.mark.parametrize("how", ["a pass failed in between", "it has no states"])
+def test_content_that_arrives_in_part_or_does_not_fit_is_computed_here(how: str) -> None:
     """Between the two copies: the request starts over from what was published, or from nothing."""
-    it, first = Remembering(), said(1, 150)
+    it, asked, cache = Remembering(), Request(said(1, 150), 6), remembered()
     with Engine(it, remembered()) as engine:
-        (computed,) = engine.generate([Request(first, 1, hand_over=0)])
-        (right,) = engine.generate([Request(first, 6)])
-    cache = remembered()
-    with Engine(it, cache, overlap=False) as engine:
-        answer = engine.add(Request(first, 6), computed.handed)
-        assert engine.step()
-        assert engine.counts.arrived == 144
-        engine._scheduler.restart(next(iter(engine._scheduler.jobs.values())))
-        while engine.step():
-            pass
-        assert (engine.counts.arrived, engine.counts.prefilled) == (144, 6)
-    assert answer.tokens == right.tokens
-    nothing_left(cache)
-
-
-def test_content_that_does_not_fit_costs_a_recompute() -> None:
-    it, first = Remembering(), said(1, 150)
-    with Engine(it, remembered()) as engine:
-        (computed,) = engine.generate([Request(first, 1, hand_over=0)])
-        (right,) = engine.generate([Request(first, 6)])
+        (computed,) = engine.generate([Request(asked.tokens, 1, hand_over=0)])
     assert computed.handed is not None
-    computed.handed.states.clear()  # type: ignore[attr-defined]
-    cache = remembered()
+    if how == "it has no states":
+        computed.handed.states.clear()  # type: ignore[attr-defined]
     with Engine(it, cache, overlap=False) as engine:
-        answer = engine.add(Request(first, 6), computed.handed)
+        answer = engine.add(asked, computed.handed)
+        if how == "a pass failed in between":
+            engine.step()
+            engine._scheduler.restart(next(iter(engine._scheduler.jobs.values())))
         while engine.step():
             pass
-        assert engine.counts.failed == 1
-    assert (answer.tokens, answer.reason) == (right.tokens, "length")
+        if how == "a pass failed in between":
+            assert (engine.counts.arrived, engine.counts.prefilled) == (144, 6)
+        else:
+            assert engine.counts.failed == 1
+    assert (answer.tokens, answer.reason) == (alone(asked)[0], "length")
     nothing_left(cache)
 
 
-def test_a_conversation_hits_turn_by_turn() -> None:
+def test_conversation_hits_turn_by_turn() -> None:
     """Each turn asks the prefill process for no more than what the decode process lacks."""
-    it = Remembering()
-    cache = remembered()
-    with serving(lambda: remembered(), it) as server:
-        decode = connected(Engine(it, cache), server.address, least=16)
-        with decode:
-            history, before = said(1, 100), 0
-            for n in range(6):
-                (answer,) = decode.generate([Request(history, 20)])
-                assert answer.hit >= before
-                before = (len(history) + 19) // 16 * 16
-                history = [*history, *answer.tokens, *said(n, 40)]
-                assert cache.peek(history, leave=1) == before
-            assert decode.handed_over == 6
-    nothing_left(cache)
+    with two(it=Remembering(), make=lambda _: remembered(), least=16) as both:
+        history, before = said(1, 100), 0
+        for n in range(4):
+            (answer,) = both.answer(Request(history, 20))
+            assert answer.hit >= before
+            before = (len(history) + 19) // 16 * 16
+            history = [*history, *answer.tokens, *said(n, 40)]
+            assert both.decode.cache.peek(history, leave=1) == before
+        assert both.decode.handed_over == 4

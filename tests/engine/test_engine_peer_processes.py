@@ -3,104 +3,95 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from prefixloom_engine import Engine, Request
-from prefixloom_engine.disaggregation import PrefillServer
-from tests.support.engines import cache_for, connected, mixed, model, nothing_left, plain, prompt, serving
-from tests.support.places import ROOT
+from prefixloom_engine.disaggregation import DecodeEngine, PrefillServer
+from tests.support.engines import cache_for, connected, mixed, model, nothing_left, plain, prompt
 from tests.support.processes import spoken
+from tests.support.transports import greeted, pair, served_by, two
 
 pytestmark = pytest.mark.usefixtures("installed", "one_thread")
 
 
-def test_a_prefill_process_that_is_stopped_costs_a_recompute_and_is_asked_again_later(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """It is not dead, and its connection stands."""
-    requests = mixed(4)
+def test_prefill_process_that_is_stopped_or_killed_costs_a_recompute(caplog: pytest.LogCaptureFixture) -> None:
+    """While it is stopped its connection stands. It is asked again when it goes on, and not before."""
+    requests, cache = mixed(4), cache_for(model())
     right = plain(model(), requests)
-    cache = cache_for(model())
     with (
         spoken("prefill_process") as (prefill, address),
         connected(Engine(model(), cache), address, patience=0.3) as decode,
     ):
+
+        def answer() -> tuple[int, int]:
+            """How many prompts came and were lost meanwhile."""
+            cache.flush()
+            before = decode.handed_over, decode.lost
+            assert [each.tokens for each in decode.generate(requests)] == right
+            return decode.handed_over - before[0], decode.lost - before[1]
+
         prefill.send_signal(signal.SIGSTOP)
-        answers = decode.generate(requests)
-        assert [answer.tokens for answer in answers] == right
-        assert decode.lost > 0
+        assert answer()[1] > 0
         assert "it has said nothing for 0.3 s" in caplog.text
-        lost = decode.lost
-        cache.flush()
-        assert [answer.tokens for answer in decode.generate(requests)] == right
-        assert decode.lost == lost, "who says nothing is not asked again"
+        assert answer() == (0, 0)
         prefill.send_signal(signal.SIGCONT)
         assert decode.connect(30)
+        assert answer()[0] > 0
         cache.flush()
-        before = decode.handed_over
-        assert [answer.tokens for answer in decode.generate(requests)] == right
-        assert decode.handed_over > before
+        pending = [decode.add(each) for each in requests]
+        prefill.kill()
+        while not all(each.done for each in pending):
+            decode.step()
+        assert [each.tokens for each in pending] == right
+        assert "is gone (its connection has ended)" in caplog.text
     nothing_left(cache)
 
 
-def test_a_decode_process_that_is_killed_loses_its_prompts() -> None:
+def test_prompts_of_a_decode_process_that_is_killed_are_not_computed() -> None:
     server = PrefillServer(Engine(model(), cache_for(model()), chunk=16))
-    begun = time.monotonic()
-    with process_asking(server) as asking:
-        while server.prompts < 4 and time.monotonic() < begun + 60:
+    with spoken("asking_process", server.address) as (asking, _):
+        while server.prompts < 4:
             server.serve_once(0.01)
-        assert server.prompts == 4
         asking.kill()
         asking.wait()
-        while server.prompts and time.monotonic() < begun + 60:
+        while server.prompts:
             server.serve_once()
-    assert server.prompts == 0
     assert server.engine.counts.prefilled < 4 * 1900
     server.close()
     nothing_left(server.engine.cache)
 
 
-@contextmanager
-def process_asking(server: PrefillServer) -> Iterator[subprocess.Popen[str]]:
-    """A process that asks this server, which has to be driven meanwhile."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    command = [sys.executable, "-m", "tests.support.asking_process", server.address]
-    made = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.DEVNULL)
+def test_transport_works_beside_five_thousand_descriptors(tmp_path: Path) -> None:
+    asked, before = Request(prompt(1, 150), 4), resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (6000, before[1]))
+    opened = [os.open("/dev/null", os.O_RDONLY) for _ in range(5000)]
     try:
-        yield made  # type: ignore[misc]
+        with pair("zmq", tmp_path) as ends, two(ends) as both:
+            assert both.tokens(asked) == plain(model(), [asked])
+            assert both.decode.handed_over == 1
     finally:
-        made.kill()
-        made.wait()
+        for each in opened:
+            os.close(each)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-def test_five_thousand_descriptors_are_no_matter() -> None:
-    with spoken("descriptors") as (_, told):
-        assert told == "1 5000"
-
-
-def test_another_prefill_process_at_the_same_address_takes_over() -> None:
+def test_prefill_process_at_the_address_of_one_that_has_ended_takes_over() -> None:
     """Nothing that belongs to a connection is needed after a restart."""
-    cache = cache_for(model())
-    with serving(lambda: cache_for(model())) as first:
-        address = first.address
-        decode = connected(Engine(model(), cache), address)
-        (answer,) = decode.generate([Request(prompt(1, 150), 2)])
-    with serving(lambda: cache_for(model()), over=address):
-        assert decode.connect(30)
-        cache.flush()
-        until = time.monotonic() + 30
-        while decode.handed_over < 2 and time.monotonic() < until:
-            (again,) = decode.generate([Request(prompt(1, 150), 2)])
-            assert again.tokens == answer.tokens
+    asked, cache, address = Request(prompt(1, 150), 2), cache_for(model()), "tcp://127.0.0.1:0"
+    with DecodeEngine(Engine(model(), cache), []) as decode:
+        for count in (1, 2):
+            server = PrefillServer(Engine(model(), cache_for(model())), address)
+            address = server.address
+            decode.set_peers([address])
+            assert greeted(decode, server.serve_once)
+            assert served_by(decode, server.serve_once, [asked]) == plain(model(), [asked])
+            assert decode.handed_over == count
             cache.flush()
-            time.sleep(0.05)
-        assert decode.handed_over == 2
-        decode.close()
+            server.close()
+            while decode.peers == {address: "agreed"}:
+                decode.step()
     nothing_left(cache)

@@ -13,13 +13,12 @@ from prefixloom import Cache, ProtocolError, ThreadStream, TierManifest
 from prefixloom.device.flight import Gates
 from prefixloom.testing.inside.backdoor import put_transfer_stream, tier_lanes
 from prefixloom_engine import Engine, Request, ThreeWay
-from prefixloom_engine.disaggregation import DecodeEngine, PrefillServer, in_process_pair
-from prefixloom_engine.serving.admission import POLICIES, cached_tokens
+from prefixloom_engine.serving.admission import cached_tokens
 from prefixloom_hicache import GuardLimits, HostTier, MemoryBackend
 from tests.support.engines import cache_for, mixed, model, nothing_left, plain, prompt, served
 from tests.support.stores import write_out
 from tests.support.stream_helpers import LateStream
-from tests.support.transports import greeted, served_by
+from tests.support.transports import two
 
 pytestmark = pytest.mark.usefixtures("installed", "one_thread")
 TINY = {"full": 480, "swa": 480, "mamba": 20}
@@ -43,31 +42,23 @@ def again(requests: list[Request]) -> list[Request]:
 
 
 @pytest.mark.parametrize(("more", "asked"), [(18, 0), (150, 1)])
-def test_a_decode_process_asks_for_no_more_than_what_its_tier_lacks(more: int, asked: int) -> None:
+def test_decode_process_asks_for_no_more_than_its_tier_lacks(more: int, asked: int) -> None:
     first, others = Request(prompt(1, 300), 3), [Request(prompt(n, 300), 3) for n in range(2, 6)]
-    again = Request([*first.tokens, *prompt(9, more)], 3)
-    prefill_end, decode_end = in_process_pair()
-    server = PrefillServer(Engine(model(), cache_for(model())), prefill_end)
-    cache = tiered("through")
-    with DecodeEngine(Engine(model(), cache), decode_end) as decode:
-        assert greeted(decode, server.serve_once)
+    with two(cache=tiered("through")) as both:
         received = []
-        for requests in ([first], others, [again]):
-            before = decode.received
-            assert served_by(decode, server.serve_once, requests) == plain(model(), requests)
-            received.append(decode.received - before)
-        assert decode.engine.counts.restored >= 256
-        assert decode.handed_over == 5 + asked
+        for requests in ([first], others, [Request([*first.tokens, *prompt(9, more)], 3)]):
+            before = both.decode.received
+            assert both.tokens(*requests) == plain(model(), requests)
+            received.append(both.decode.received - before)
+        assert both.decode.engine.counts.restored >= 256
+        assert both.decode.handed_over == 5 + asked
         assert received[2] < received[0], "the beginning is here already"
-    server.close()
-    nothing_left(cache)
 
 
 # ---------------------------------------------------------------- exactness
 
 
-@AHEAD
-@pytest.mark.parametrize("write", ["back", "through", "selective"])
+@pytest.mark.parametrize(("write", "overlap"), [("back", True), ("through", False), ("selective", True)])
 def test_answers_are_those_without_a_cache(write: str, overlap: bool) -> None:
     requests = again(mixed(6))
     cache = tiered(write)
@@ -78,22 +69,12 @@ def test_answers_are_those_without_a_cache(write: str, overlap: bool) -> None:
     assert out == plain(model(), requests)
 
 
-@pytest.mark.parametrize("policy", [policy for policy in POLICIES if policy != "fcfs"])
-def test_every_policy_admits_what_has_to_be_brought_back(policy: str) -> None:
-    requests = again(mixed(5))
-    out, engine = served(model(), requests, tiered(), policy=policy)
-    assert engine.counts.restored > 0
-    assert out == plain(model(), requests)
-
-
-@AHEAD
-def test_a_spoiled_tier_would_be_seen(overlap: bool) -> None:
-    """The answers do depend on what is brought back, of each component."""
+def test_answers_depend_on_what_is_brought_back_of_each_component() -> None:
     requests = [Request(prompt(i, 330), 1, logprobs=True) for i in range(2)]
     right: list[float] = []
     for spoiled in ("", "full", "swa", "mamba"):
         cache = tiered()
-        with Engine(model(), cache, overlap=overlap) as engine:
+        with Engine(model(), cache) as engine:
             engine.generate(requests)
             engine.drain()
             cache.evict({part.name: part.capacity for part in cache.composition.parts})
@@ -112,12 +93,11 @@ def test_a_spoiled_tier_would_be_seen(overlap: bool) -> None:
 # ---------------------------------------------------------------- retraction
 
 
-@AHEAD
-def test_who_is_retracted_resumes_from_the_host(overlap: bool) -> None:
+def test_retracted_request_resumes_from_the_host() -> None:
     """No two prompts share anything: what is brought back can only be what a retracted request had computed."""
     requests = [Request(prompt(i, 100), 80) for i in range(4)]
     small = {"full": 400, "swa": 400, "mamba": 48}
-    out, engine = served(model(), requests, tiered(capacity=small), overlap=overlap)
+    out, engine = served(model(), requests, tiered(capacity=small))
     assert engine.counts.retracted > 0
     assert engine.counts.restored > 0
     assert out == plain(model(), requests)

@@ -1,4 +1,4 @@
-"""A decode process to be killed: ``python asking_process.py ADDRESS`` asks for prompts, says so, and waits."""
+"""A decode process to be killed: ``python asking_process.py ADDRESS`` says that it begins, and asks for prompts."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tests.support.engines import cache_for, connected, model, prompt
 
 def main() -> None:
     torch.set_num_threads(1)
+    print("begins", flush=True)
     decode = connected(Engine(model(), cache_for(model(), debug=False)), sys.argv[1])
     for n in range(4):
         decode.add(Request(prompt(n, 1900), 2))
     assert decode.awaited == 4
-    print("asked", flush=True)
     time.sleep(600)
 
 

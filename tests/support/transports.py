@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache as remembered
 from pathlib import Path
 from typing import Any
 
+import attrs
+
+from prefixloom import Cache
 from prefixloom.connections import write_keys
-from prefixloom_engine import Engine, Request
+from prefixloom_engine import Answer, Engine, Request
 from prefixloom_engine.disaggregation import DecodeEngine, PrefillServer, in_process_pair
 from prefixloom_engine.disaggregation.addresses import open_transport
 from prefixloom_engine.disaggregation.messages import greeting
@@ -26,7 +30,7 @@ from prefixloom_engine.disaggregation.transport import (
     PeerMessage,
     Transport,
 )
-from tests.support.engines import cache_for, model
+from tests.support.engines import cache_for, model, nothing_left
 
 Frames = Sequence[Any]
 Sent = tuple[bytes, Frames]
@@ -85,12 +89,13 @@ class Meddling:
 
 
 class Impostor:
-    """A prefill process that greets honestly, and gives each question what ``answer`` returns, turn by turn."""
+    """A prefill process that greets honestly, and gives each question what ``answer`` returns, turn by turn.
 
-    def __init__(self, end: Transport, answer: Callable[[int], Sequence[Sent]]) -> None:
-        self.end, self.answer = end, answer
-        with Engine(model(), cache_for(model())) as engine:
-            self.hello = greeting(engine)
+    ``seen``: kind and number of each message that came
+    """
+
+    def __init__(self, end: Transport, answer: Callable[[int], Sequence[Sent]] = lambda number: []) -> None:
+        self.end, self.answer, self.hello = end, answer, honest_greeting()
         self.waiting: list[tuple[bytes, int, Sent]] = []
         self.seen: list[tuple[bytes, int]] = []
 
@@ -111,6 +116,17 @@ class Impostor:
                 pass
             self.waiting.pop(0)
             most -= 1
+
+    def asked(self, kind: bytes = ASK) -> list[int]:
+        """The numbers of the questions, or of messages of another kind, that have come so far."""
+        self.turn()
+        return [number for each, number in self.seen if each == kind]
+
+
+@remembered
+def honest_greeting() -> bytes:
+    with Engine(model(), cache_for(model())) as engine:
+        return greeting(engine)
 
 
 def greeted(decode: DecodeEngine, turn: Callable[[], object], seconds: float = 30.0) -> bool:
@@ -133,17 +149,105 @@ def served_by(decode: DecodeEngine, turn: Callable[[], object], requests: Sequen
     return [each.tokens for each in answers]
 
 
+@attrs.define
+class Two:
+    """A prefill server and a decode engine, which one thread drives in turns."""
+
+    server: PrefillServer
+    decode: DecodeEngine
+
+    def turn(self) -> None:
+        self.server.serve_once()
+        self.decode.step()
+
+    def until(self, reached: Callable[[], object], seconds: float = 30.0) -> None:
+        """Turn until something is so."""
+        until = time.monotonic() + seconds
+        while not reached():
+            assert time.monotonic() < until, "it never comes to that"
+            self.turn()
+
+    def answer(self, *requests: Request) -> list[Answer]:
+        answers = [self.decode.add(request) for request in requests]
+        self.until(lambda: all(each.done for each in answers), 120.0)
+        assert [each.error for each in answers if each.error is not None] == []
+        return answers
+
+    def tokens(self, *requests: Request) -> list[list[int]]:
+        return [each.tokens for each in self.answer(*requests)]
+
+
+@contextmanager
+def two(
+    ends: tuple[Transport, Transport] | None = None,
+    it: Any = None,
+    *,
+    theirs: Any = None,
+    cache: Cache | None = None,
+    make: Callable[[Any], Cache] = cache_for,
+    engine: Mapping[str, Any] = {},
+    prefill: Mapping[str, Any] = {},
+    server: Mapping[str, Any] = {},
+    agree: bool = True,
+    **decode: Any,
+) -> Iterator[Two]:
+    """A prefill server and a decode engine that have greeted each other; of both nothing is left in the end.
+
+    ``it``, ``theirs``      the models of the decode engine and of the server
+    ``cache``, ``make``     the cache of the decode engine, and what makes one of a model
+    ``engine``, ``prefill``  options of the engines of the two; ``server`` and further ones of what is around them
+    """
+    it = it or model()
+    theirs = theirs or it
+    one, other = ends or in_process_pair()
+    serving = PrefillServer(Engine(theirs, make(theirs), **{"chunk": 128, **prefill}), one, **server)
+    cache = cache or make(it)
+    with DecodeEngine(Engine(it, cache, **{"chunk": 128, **engine}), other, **decode) as decoding:
+        made = Two(serving, decoding)
+        assert not agree or greeted(decoding, serving.serve_once)
+        yield made
+    serving.close()
+    for each in (cache, serving.engine.cache):
+        nothing_left(each)
+
+
+@contextmanager
+def impostors(
+    *ends: str | tuple[Transport, Transport],
+    answer: Callable[[int], Sequence[Sent]] = lambda number: [],
+    cache: Cache | None = None,
+    **options: Any,
+) -> Iterator[tuple[DecodeEngine, list[Impostor]]]:
+    """A decode engine, and prefill processes that greet and give each question ``answer``; nothing is left of it.
+
+    ``ends``: names of processes in this one, or pairs
+    """
+    pairs = [in_process_pair(each) if isinstance(each, str) else each for each in ends]
+    others = [Impostor(prefill, answer) for prefill, _ in pairs]
+    cache = cache or cache_for(model())
+    with DecodeEngine(Engine(model(), cache), [end for _, end in pairs], **options) as decode:
+        assert greeted(decode, lambda: [each.turn() for each in others])
+        yield decode, others
+    nothing_left(cache)
+
+
 def honest_answer(request: Request, it: Any = None) -> list[Sent]:
     """What an honest prefill process sends for a prompt of which nothing is there yet."""
-    it = it or model()
     prefill, decode = in_process_pair()
     recording = Recording(decode)
-    with DecodeEngine(Engine(it, cache_for(it)), recording) as asking:
-        server = PrefillServer(Engine(it, cache_for(it)), prefill)
-        assert greeted(asking, server.serve_once)
-        served_by(asking, server.serve_once, [request])
-        server.close()
+    with two((prefill, recording), it) as made:
+        made.tokens(request)
     return recording.told
+
+
+class FakeTime:
+    """Time that a test lets pass, besides a little at each look, in place of the module ``time``."""
+
+    now = 1000.0
+
+    def monotonic(self) -> float:
+        self.now += 0.004
+        return self.now
 
 
 class Recording(Meddling):
