@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import io
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -22,14 +25,18 @@ from torch.utils._pytree import tree_leaves
 from prefixloom import cli
 from prefixloom.cli import main
 from prefixloom.testing.inside.backdoor import tier_lanes
-from prefixloom_engine.demo import comparison, exactness
+from prefixloom_engine.demo import command, comparison, exactness
 from prefixloom_engine.demo import text as text_output
 from prefixloom_engine.demo.conversations import Conversations
+from prefixloom_engine.demo.progress import Progress
+from prefixloom_engine.demo.settings import Settings
+from prefixloom_engine.serving.engine import Engine
 from prefixloom_engine.threeway import BoundThreeWay
 from tests.support.engines import model
+from tests.support.interrupting import interruptible
 
 SMALL = ["demo", "--size", "tiny", "--conversations", "2", "--turns", "2"]
-Sabotage = Callable[[torch.Tensor], object]
+TIERED = ("--conversations", "4", "--capacity", "800")
 pytestmark = pytest.mark.usefixtures("installed", "one_thread")
 
 
@@ -39,172 +46,117 @@ def wide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
 
 
-def output(capsys: pytest.CaptureFixture[str], *more: str, code: int = 0) -> str:
-    assert main([*SMALL, *more]) == code
-    captured = capsys.readouterr()
-    assert captured.err == ""
-    return captured.out
+def printed(*more: str, code: int = 0) -> str:
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        assert main([*SMALL, *more]) == code
+    assert err.getvalue() == ""
+    return out.getvalue()
 
 
-def as_json(capsys: pytest.CaptureFixture[str], *more: str, code: int = 0) -> dict[str, Any]:
-    told: dict[str, Any] = json.loads(output(capsys, "--json", *more, code=code))
+def as_json(*more: str, code: int = 0) -> dict[str, Any]:
+    told: dict[str, Any] = json.loads(printed("--json", *more, code=code))
     return told
 
 
 # ---------------------------------------------------------------- what it prints
 
 
-def test_each_turn_has_a_row_and_the_verdict_comes_last(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = output(capsys).splitlines()
+def test_text_has_a_row_for_each_turn_and_ends_with_the_verdict(tmp_path: Path) -> None:
+    path = tmp_path / "out.html"
+    out = printed(*TIERED, "--speculate", "2", "--report", str(path))
+    assert out.isascii() and out.replace("\n", "").isprintable()
+    lines = out.splitlines()
+    assert max(map(len, lines)) <= 100
     table = next(i for i, line in enumerate(lines) if line.startswith("turn "))
     assert [line.split()[0] for line in lines[table + 1 : table + 4]] == ["1", "2", "all"]
-    assert lines[-1] == (
-        "verdict:        EXACT: every answer is the same, and what was restored is bitwise what was left"
-    )
-    assert any(re.search(r"first token: .* times as fast; \d+% of", line) for line in lines)
     assert lines[table].split()[5] == "full/swa/mamba"
+    verdict = "verdict:        EXACT: every answer is the same, and what was restored is bitwise what was left"
+    assert lines[-2:] == [verdict, f"report:         {path}"]
+    assert re.search(r"first token: .* (times as fast|slower); \d+% of", out)
+    assert "guesses:" in out and "what has to go rests in the host's memory" in out
+    assert text_output.speedup_in_words(2.0) == "2.0 times as fast" and text_output.speedup_in_words(0.9) == "slower"
+    text = path.read_text()
+    assert "EXACT" in text and not re.search("(src|href|srcset|data)=", text), "one file with its pictures inside"
+    times, prompts = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
+    assert len(re.findall("turn [12], (with the cache|without)</text>", times)) == 4
+    assert len(re.findall("turn [12], talk [1-4]</text>", prompts)) == 8
+    for picture in (times, prompts):
+        ElementTree.fromstring(picture)
 
 
-def test_a_pipe_gets_plain_lines_that_fit_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    out = output(capsys, "--conversations", "4", "--speculate", "2")
-    assert out.isascii()
-    assert out.replace("\n", "").isprintable()
-    assert max(map(len, out.splitlines())) <= 100
-    assert "guesses:" in out
-
-
-def test_json_is_one_object_with_the_same_numbers(capsys: pytest.CaptureFixture[str]) -> None:
-    told = as_json(capsys, "--conversations", "4")
-    assert [len(row["turns"]) for row in told["rounds"]] == [4, 4]
+def test_json_tells_what_hit_was_evicted_and_came_back_from_the_host() -> None:
+    told = as_json(*TIERED)
+    first, second = told["rounds"]
+    turns = [*first["turns"], *second["turns"]]
+    assert len(turns) == 8 and min(turn["hit_tokens"] for turn in first["turns"][1:]) >= 448, "the system prompt"
+    assert second["hit_rate"] > 0.5 and sum(second["evicted"].values()) > 0
+    assert 0 < sum(turn["restored_tokens"] for turn in turns) <= sum(turn["hit_tokens"] for turn in turns)
     judged = told["verdict"]
-    assert judged["passed"] is True
+    assert judged["passed"] is True and 0 <= judged["difference"] < 1e-10
     assert (judged["answers"], judged["tokens"], judged["other_tokens"]) == (8, 8 * comparison.REPLY, 0)
-    assert 0 <= judged["difference"] < 1e-10
     assert judged["pages"] > 100 and judged["states"] > 3
     assert set(judged["moved"]) == {"full", "swa", "mamba"}
-    assert told["speedup"] > 0
-    assert told["prefixloom"] == cli.version()
+    assert told["speedup"] > 0 and told["prefixloom"] == cli.version()
+    without = as_json(*TIERED, "--host", "0")
+    assert not any(turn["restored_tokens"] for row in without["rounds"] for turn in row["turns"])
+    assert told["hit_rate"] > without["hit_rate"] and without["verdict"]["passed"]
 
 
-def test_later_turns_hit_what_earlier_ones_left_and_a_small_pool_evicts(capsys: pytest.CaptureFixture[str]) -> None:
-    first, second = as_json(capsys, "--conversations", "6", "--turns", "2", "--capacity", "900")["rounds"]
-    hits = [turn["hit_tokens"] for turn in first["turns"]]
-    assert min(hits[1:]) >= 448, "all but the first find the system prompt"
-    assert second["hit_rate"] > 0.5
-    assert sum(second["evicted"].values()) > 0
-
-
-def test_what_the_device_lost_comes_back_from_the_host(capsys: pytest.CaptureFixture[str]) -> None:
-    more = ("--conversations", "4", "--turns", "2", "--capacity", "800")
-    told = as_json(capsys, *more)
-    turns = [turn for row in told["rounds"] for turn in row["turns"]]
-    back = sum(turn["restored_tokens"] for turn in turns)
-    assert back > 0
-    assert all(turn["restored_tokens"] <= turn["hit_tokens"] for turn in turns)
-    without = as_json(capsys, *more, "--host", "0")
-    assert sum(turn["restored_tokens"] for row in without["rounds"] for turn in row["turns"]) == 0
-    assert told["hit_rate"] > without["hit_rate"]
-    assert told["verdict"]["passed"] and without["verdict"]["passed"]
-    out = output(capsys, *more)
-    assert f"{back:,} tokens in" in out
-    rests = "what has to go rests in the host's memory"
-    assert rests in out and rests not in output(capsys, *more, "--host", "0")
-
-
-def test_a_spoiled_host_fails_the_verdict(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    leave = exactness.ContentLedger.remember
-
-    def left(self: exactness.ContentLedger, tokens: Any) -> None:
-        leave(self, tokens)
-        for lane in tier_lanes(self.cache):
-            for buffer in lane.pool.buffers.values():
-                buffer.mul_(1 + 1e-15)
-
-    monkeypatch.setattr(exactness.ContentLedger, "remember", left)
-    judged = as_json(capsys, "--conversations", "4", "--turns", "2", "--capacity", "800", code=1)["verdict"]
-    assert (judged["other_tokens"], judged["difference"] < 1e-10) == (0, True)
-    assert judged["wrong"] > 0
-
-
-def test_the_options_are_obeyed(capsys: pytest.CaptureFixture[str]) -> None:
-    told = as_json(capsys, "--dtype", "float32", "--capacity", "3000", "--seed", "3")
+def test_options_are_obeyed() -> None:
+    told = as_json("--dtype", "float32", "--capacity", "3000", "--seed", "3")
     assert told["settings"]["capacity"]["full"] == 3008
     assert (told["settings"]["dtype"], told["verdict"]["tolerance"]) == ("float32", 1e-3)
     assert sum(sum(row["evicted"].values()) for row in told["rounds"]) == 0
 
 
-def test_a_seed_repeats_a_run(capsys: pytest.CaptureFixture[str]) -> None:
-    def hits(seed: str) -> list[Any]:
-        rounds = as_json(capsys, "--seed", seed)["rounds"]
-        return [(turn["prompt_tokens"], turn["hit_tokens"]) for row in rounds for turn in row["turns"]]
-
-    assert hits("1") == hits("1") != hits("2")
-
-
-def test_where_nothing_is_restored_the_verdict_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    out = output(capsys, "--conversations", "1", "--turns", "1")
+def test_verdict_says_that_nothing_was_restored() -> None:
+    out = printed("--conversations", "1", "--turns", "1")
     assert "nothing was wrong, but nothing was restored either: try more --turns" in out.splitlines()[-1]
-
-
-def test_a_cache_that_costs_time_is_called_slower() -> None:
-    assert text_output.speedup_in_words(2.0) == "2.0 times as fast"
-    assert text_output.speedup_in_words(0.9) == "slower"
-    assert text_output.counted(1, "page") == "1 page"
-
-
-def test_report_is_one_file_with_its_pictures_inside(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "out.html"
-    assert f"report:         {path}" in output(capsys, "--report", str(path))
-    text = path.read_text()
-    assert "EXACT" in text and not re.search(r"""(src|href|srcset|data)=""", text)
-    times, prompts = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
-    assert len(re.findall("turn [12], (with the cache|without)</text>", times)) == 4
-    assert len(re.findall("turn [12], talk [12]</text>", prompts)) == 4
-    for picture in (times, prompts):
-        ElementTree.fromstring(picture)
 
 
 # ---------------------------------------------------------------- the verdict
 
 
-@pytest.fixture
-def spoil(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Sabotage], None]:
-    """Do something to a component's memory after each answer that was compared, unseen by anybody."""
+def pools(cache: Any, name: str) -> list[Any]:
+    return [lane.pool for lane in tier_lanes(cache)] if name == "host" else [cache.pool(name)]
 
-    def install(component: str, sabotage: Sabotage) -> None:
-        leave = exactness.ContentLedger.remember
 
-        def left(self: exactness.ContentLedger, tokens: Any) -> None:
-            leave(self, tokens)
-            for buffer in self.cache.pool(component).buffers.values():
+def lost(buffer: torch.Tensor) -> None:
+    buffer.zero_()
+
+
+def slightly_changed(buffer: torch.Tensor) -> None:
+    buffer.mul_(1 + 1e-15)
+
+
+@pytest.mark.parametrize(
+    ("where", "sabotage"),
+    [("full", lost), ("swa", lost), ("mamba", lost), ("full", slightly_changed), ("host", slightly_changed)],
+)
+def test_memory_that_is_changed_unseen_fails_the_verdict(
+    where: str, sabotage: Callable[[torch.Tensor], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After each answer that was compared; also a change that is too small for the answers."""
+    leave = exactness.ContentLedger.remember
+
+    def left(self: exactness.ContentLedger, tokens: Any) -> None:
+        leave(self, tokens)
+        for pool in pools(self.cache, where):
+            for buffer in pool.buffers.values():
                 sabotage(buffer)
 
-        monkeypatch.setattr(exactness.ContentLedger, "remember", left)
-
-    return install
-
-
-@pytest.mark.parametrize("component", ["full", "swa", "mamba"])
-def test_lost_memory_fails_the_verdict(
-    component: str, capsys: pytest.CaptureFixture[str], spoil: Callable[[str, Sabotage], None]
-) -> None:
-    spoil(component, lambda buffer: buffer.zero_())
-    lines = output(capsys, code=1).splitlines()
-    assert lines[-1] == "verdict:        NOT EXACT"
-    assert any(line.startswith("answers:") and "DIFFER" in line for line in lines)
+    monkeypatch.setattr(exactness.ContentLedger, "remember", left)
+    judged = as_json(*(TIERED if where == "host" else ()), code=1)["verdict"]
+    assert judged["word"] == "NOT EXACT" and judged["wrong"] > 0
+    if sabotage is slightly_changed:
+        assert (judged["other_tokens"], judged["difference"] < 1e-10) == (0, True)
+    else:
+        assert judged["other_tokens"] > 0 or judged["difference"] > 1e-10
 
 
-def test_a_change_too_small_for_the_answers_fails_the_verdict(
-    capsys: pytest.CaptureFixture[str], spoil: Callable[[str, Sabotage], None]
-) -> None:
-    spoil("full", lambda buffer: buffer.mul_(1 + 1e-15))
-    judged = as_json(capsys, code=1)["verdict"]
-    assert (judged["other_tokens"], judged["difference"] < 1e-10) == (0, True)
-    assert judged["wrong"] > 0
-
-
-def test_one_wrong_logit_fails_the_verdict(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    logits = BoundThreeWay.logits
+def test_one_wrong_logit_fails_the_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits, first = BoundThreeWay.logits, dict[str, int]()
 
     def nudged(self: BoundThreeWay, *args: Any) -> torch.Tensor:
         out = logits(self, *args)
@@ -212,12 +164,11 @@ def test_one_wrong_logit_fails_the_verdict(monkeypatch: pytest.MonkeyPatch, caps
             out[..., 0] -= 1e-6
         return out
 
-    first: dict[str, int] = {}
     monkeypatch.setattr(BoundThreeWay, "logits", nudged)
-    assert as_json(capsys, code=1)["verdict"]["difference"] > 1e-10
+    assert "DIFFER" in printed(code=1)
 
 
-def test_a_control_that_moves_nothing_fails_the_verdict() -> None:
+def test_verdict_needs_each_of_its_parts() -> None:
     fine = exactness.Exactness(1e-10, answers=1, tokens=1, pages=1, moved={"full": 0.1})
     assert fine.passed
     for spoiled in (
@@ -226,9 +177,8 @@ def test_a_control_that_moves_nothing_fails_the_verdict() -> None:
         assert not attrs.evolve(fine, **spoiled).passed
 
 
-def test_a_leaked_page_fails_the_verdict(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    spans = []
-    honest = comparison.Comparison.run_round
+def test_leaked_page_fails_the_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    spans, honest = [], comparison.Comparison.run_round
 
     def leaking(self: comparison.Comparison, turn: int) -> comparison.Round:
         if not spans:
@@ -236,7 +186,7 @@ def test_a_leaked_page_fails_the_verdict(monkeypatch: pytest.MonkeyPatch, capsys
         return honest(self, turn)
 
     monkeypatch.setattr(comparison.Comparison, "run_round", leaking)
-    assert "1 page is still held" in output(capsys, "--capacity", "1000", code=1)
+    assert "1 page is still held" in printed("--capacity", "1000", code=1)
 
 
 # ---------------------------------------------------------------- how it ends
@@ -258,9 +208,7 @@ def test_a_leaked_page_fails_the_verdict(monkeypatch: pytest.MonkeyPatch, capsys
         (["--report", ""], "--report takes the name of a file, and"),
     ],
 )
-def test_a_bad_value_is_one_line_and_exit_2(
-    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_value_is_one_line_and_exit_2(arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SMALL, *arguments]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -268,21 +216,26 @@ def test_a_bad_value_is_one_line_and_exit_2(
     assert captured.err.count("\n") == 1
 
 
-def test_a_report_that_cannot_be_written_is_told_after_the_table(
+def test_report_that_cannot_be_written_is_told_after_the_table(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def full(*_: object, **__: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
-    path = tmp_path / "out.html"
+    path, threads = tmp_path / "out.html", torch.get_num_threads()
     monkeypatch.setattr(Path, "write_text", full)
-    assert main([*SMALL, "--report", str(path)]) == 2
+    torch.set_num_threads(2)
+    try:
+        assert main([*SMALL, "--report", str(path)]) == 2
+        assert torch.get_num_threads() == 2, "the number of threads is given back"
+    finally:
+        torch.set_num_threads(threads)
     captured = capsys.readouterr()
     assert "verdict:        EXACT" in captured.out
     assert captured.err == f"prefixloom: --report {path} cannot be written: No space left on device\n"
 
 
-def test_without_numpy_it_runs_and_nothing_is_warned_of(tmp_path: Path) -> None:
+def test_demo_runs_without_numpy_and_warns_of_nothing(tmp_path: Path) -> None:
     """A fresh installation has none."""
     tmp_path.joinpath("numpy.py").write_text("raise ModuleNotFoundError(\"No module named 'numpy'\")\n")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])}
@@ -291,7 +244,7 @@ def test_without_numpy_it_runs_and_nothing_is_warned_of(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_its_help_does_not_wait_for_torch() -> None:
+def test_help_does_not_wait_for_torch() -> None:
     code = (
         "import sys\nfrom prefixloom.cli import main\n"
         "try:\n    main(['demo', '--help'])\nexcept SystemExit:\n    pass\nassert 'torch' not in sys.modules"
@@ -302,27 +255,105 @@ def test_its_help_does_not_wait_for_torch() -> None:
     assert "--report FILE" in done.stdout
 
 
-def test_the_number_of_threads_is_given_back(capsys: pytest.CaptureFixture[str]) -> None:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(2)
+# ---------------------------------------------------------------- a terminal, and interrupts
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_narrow_terminal_gets_folded_lines_and_a_line_of_progress_that_is_gone_in_the_end(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    assert main([*SMALL, "--speculate", "2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    table = range(lines.index("") + 1, lines.index("", lines.index("") + 1))
+    assert max(len(lines[i]) for i in table) <= 80, "a table cannot be folded"
+    assert max(len(line) for i, line in enumerate(lines) if i not in table) <= 60
+    shown = terminal.getvalue().split("\r")
+    assert "turn 2 of 2, conversation 2 of 2" in shown
+    assert shown[-1] == "" and shown[-2].isspace()
+    monkeypatch.setenv("COLUMNS", "20")
+    progress = Progress(quiet=False)
+    progress.show("turn 1 of 2, conversation 1 of 4")
+    progress.clear()
+    assert max(map(len, terminal.getvalue().split("\r")[-4:])) < 20
+
+
+def test_interrupt_that_an_import_swallows_ends_it_behind_the_import(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known = command._model
+
+    def swallowing(settings: Settings) -> Any:
+        with contextlib.suppress(BaseException):  # as torch's modules do while they are imported
+            signal.raise_signal(signal.SIGINT)
+        return known(settings)
+
+    monkeypatch.setattr(command, "_model", swallowing)
+    inherited = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job may ignore it
     try:
-        output(capsys)
-        assert torch.get_num_threads() == 2
+        assert main(SMALL) == 130
     finally:
-        torch.set_num_threads(threads)
+        handler = signal.signal(signal.SIGINT, inherited)
+    assert capsys.readouterr().err == "prefixloom: interrupted\n"
+    assert handler is signal.default_int_handler
+
+
+def test_interrupt_ends_it_and_clears_the_progress(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Engine, "_collect", interrupt)
+    monkeypatch.setattr(exactness.ContentLedger, "compare", interrupt)
+    monkeypatch.setattr(comparison.Comparison, "_answer", lambda *_: None)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    assert main(SMALL) == 130
+    *_, blank, last = capsys.readouterr().err.split("\r")
+    assert (blank.strip(), last) == ("", "prefixloom: interrupted\n")
+
+
+def test_interrupt_of_a_process_with_pipes_leaves_no_traceback() -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    call = [sys.executable, "-m", "prefixloom", *SMALL, "--conversations", "1000"]
+    with interruptible(call, environment) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("Model:")
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (130, "prefixloom: interrupted\n")
+    assert "verdict" not in out
+
+
+# ---------------------------------------------------------------- its parts
+
+
+def talks(seed: int) -> list[list[int]]:
+    """All prompts of three conversations of four turns, turn by turn."""
+    made = Conversations(3, 4, 2, 100, seed, system=20, user=(3, 5))
+    found = []
+    for turn in range(4):
+        for number in range(3):
+            found.append(made.next_prompt(number, turn))
+            made.add_reply(number, [7, 8])
+    return found
 
 
 def test_every_third_conversation_branches_off_its_neighbour_half_way_and_at_no_other_turn() -> None:
-    conversations = Conversations(3, 4, 2, 100, 1, system=20, user=(3, 5))
-    before: dict[int, list[int]] = {}
-    for turn in range(4):
-        for number in range(3):
-            prompt = conversations.next_prompt(number, turn)
-            goes_on = prompt[: len(before.get(number, ()))] == before.get(number, [])
-            assert goes_on == (number != 2 or turn != 2), (number, turn)
-            conversations.add_reply(number, [7, 8])
-            before[number] = [*prompt, 7, 8]
-    assert prompt[:20] == before[0][:20], "all begin with one system prompt"
+    told = talks(1)
+    assert told == talks(1) != talks(2)
+    for at, prompt in enumerate(told):
+        assert prompt[:20] == told[0][:20], "all begin with one system prompt"
+        turn, number = divmod(at, 3)
+        if turn:
+            before = [*told[at - 3], 7, 8]
+            assert (prompt[: len(before)] == before) == (number != 2 or turn != 2), (number, turn)
 
 
 class Made(TorchDispatchMode):
