@@ -40,8 +40,9 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Any:
     return install
 
 
-@pytest.mark.parametrize("overlap", [True, False], ids=["ahead", "not ahead"])
-@pytest.mark.parametrize("numbers", [(0,), (2,), (5, 6), (9, 30, 31)], ids=str)
+@pytest.mark.parametrize(
+    ("numbers", "overlap"), [((0,), True), ((2,), False), ((5, 6), True), ((9, 30, 31), False), ((9, 30, 31), True)]
+)
 def test_a_step_that_fails_costs_a_recompute_and_nothing_else(
     failing: Any, caplog: pytest.LogCaptureFixture, numbers: tuple[int, ...], overlap: bool
 ) -> None:

@@ -11,8 +11,7 @@ from prefixloom import Path, Window
 from prefixloom_engine import Engine, Request, ThreeWay
 from prefixloom_engine.serving.admission import PageBudget
 from prefixloom_engine.threeway import SIZES
-from tests.engine.test_engine_guessing import Known
-from tests.support.engines import cache_for, computed_once, model, nothing_left, plain, prompt, served, untracked
+from tests.support.engines import Known, cache_for, computed_once, model, plain, prompt, served
 from tests.support.helpers import cache_of, part, run
 from tests.support.planned_steps import watched
 
@@ -37,40 +36,26 @@ def test_every_planned_step_keeps_its_rules(seed: int) -> None:
     assert engine.counts.accepted > 20
 
 
-def test_a_decode_whose_states_the_engine_publishes_ends_on_each_boundary() -> None:
-    """Right guesses of four tokens: without a rule, every second boundary would be passed."""
-    requests = [Request(prompt(number, 60 + number), 80, speculate=4) for number in range(3)]
-    guesser = Known(requests, plain(model(), requests), 0.0)
-    cache = untracked(model())
-    with watched(Engine(model(), cache, guesser=guesser)) as engine:
-        answers = engine.generate(requests)
-        assert engine.counts.accepted > 100
-    for request, answer in zip(requests, answers, strict=True):
-        text = [*request.tokens, *answer.tokens]
-        assert cache.peek(text) == (len(text) - 1) // 64 * 64
-    nothing_left(cache)
-
-
-@pytest.mark.parametrize("seed", range(60))
-def test_a_pool_of_as_many_pages_as_the_budget_says_is_enough_for_a_request_alone(seed: int) -> None:
+def test_pool_of_as_many_pages_as_the_budget_says_is_enough_for_a_request_alone() -> None:
     """Its prompt comes in chunks, and guesses as deep as may be taken back follow."""
-    rng = random.Random(seed)
-    page, rewind = rng.choice((1, 2, 4)), rng.randrange(7)
-    chunk, length = page * rng.randrange(1, 6), rng.randrange(40, 90)
-    window = part("window", Window(rng.randrange(1, 24)))
-    options = {"page": page, "max_rewind": rewind}
-    budget = PageBudget(cache_of(part("keys", Path()), window, **options), chunk)
-    pages = budget.needs.slots(length)["window"]
-    cache = cache_of(part("keys", Path()), window, capacity={"window": pages * page}, **options)
-    with cache.open(range(length)) as sequence:
-        while sequence.reserved < length // 2:
-            run(sequence, min(chunk, length // 2 - sequence.reserved))
-        while sequence.reserved < length:
-            guesses = min(rewind, length - sequence.reserved - 1)
-            run(sequence, 1 + guesses)
-            sequence.rewind(rng.randrange(guesses + 1))
-            if guesses:
-                sequence.append(range(sequence.named, length))
+    rng = random.Random(1)
+    for _ in range(60):
+        page, rewind = rng.choice((1, 2, 4)), rng.randrange(7)
+        chunk, length = page * rng.randrange(1, 6), rng.randrange(40, 90)
+        window = part("window", Window(rng.randrange(1, 24)))
+        options = {"page": page, "max_rewind": rewind}
+        budget = PageBudget(cache_of(part("keys", Path()), window, **options), chunk)
+        pages = budget.needs.slots(length)["window"]
+        cache = cache_of(part("keys", Path()), window, capacity={"window": pages * page}, **options)
+        with cache.open(range(length)) as sequence:
+            while sequence.reserved < length // 2:
+                run(sequence, min(chunk, length // 2 - sequence.reserved))
+            while sequence.reserved < length:
+                guesses = min(rewind, length - sequence.reserved - 1)
+                run(sequence, 1 + guesses)
+                sequence.rewind(rng.randrange(guesses + 1))
+                if guesses:
+                    sequence.append(range(sequence.named, length))
 
 
 def test_prompts_as_long_as_a_row_of_guesses_are_computed_beside_it() -> None:
@@ -103,7 +88,7 @@ def branching(rng: random.Random, count: int, page: int) -> list[Request]:
     return [Request(text, rng.randrange(1, 6), namespace=rng.choice(("", "", "apart"))) for text in texts]
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("layers", list(LAYERS))
 def test_no_page_that_prompts_share_is_computed_twice(layers: str, seed: int) -> None:
     """All are asked at once, in any order; they part inside of chunks, and at more places than there are rows."""

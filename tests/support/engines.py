@@ -86,6 +86,21 @@ def served(it: ThreeWay, requests: Sequence[Request], cache: Cache, **options: A
     return [answer.tokens for answer in answers], engine
 
 
+class Known:
+    """Guesses from the right answers, some of them made wrong."""
+
+    def __init__(self, requests: Sequence[Request], answers: Sequence[list[int]], wrong: float) -> None:
+        self.texts = [[*r.tokens, *answer] for r, answer in zip(requests, answers, strict=True)]
+        self.wrong, self.rng = wrong, random.Random(1)
+
+    def guess(self, tokens: Sequence[int], most: int) -> list[int]:
+        for text in self.texts:
+            if text[: len(tokens)] == list(tokens):
+                ahead = text[len(tokens) : len(tokens) + most]
+                return [(t + 1) % 512 if self.rng.random() < self.wrong else t for t in ahead]
+        return []
+
+
 def computed_once(requests: Sequence[Request], page: int) -> int:
     """How many tokens of these prompts are computed if no page that prompts share is computed twice.
 
