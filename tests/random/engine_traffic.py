@@ -1,8 +1,9 @@
 """Random traffic through engines over a tier and a store, while whatever can go wrong between the tiers does.
 
 Everything is drawn from a seed: the pools, the tier's policies, its store, which copies and forward passes fail, how
-slow they are, and who flushes, evicts, drops a namespace, retracts or aborts meanwhile. Every answer must be that of a
-run without a cache, also of requests that are asked again when nothing fails any more, and of a second cache that has
+slow they are, who flushes, evicts, drops a namespace, retracts or aborts meanwhile, and whether prompts are computed
+by another engine that is replaced now and then. Some answers are continued in a next turn. Every answer must be that of
+a run without a cache, also of requests that are asked again when nothing fails any more, and of a second cache that has
 the store alone; and nothing must be left.
 
 ``python -m tests.random.engine_traffic --seeds 200 [--first 1]``
@@ -16,6 +17,8 @@ import random
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
 from functools import cache as remembered
 from typing import Any
 from unittest import mock
@@ -26,10 +29,10 @@ import torch
 import prefixloom.tiers.host_copies
 from prefixloom import Cache, TierManifest
 from prefixloom.testing.inside.backdoor import tier_lanes, transfer_streams
-from prefixloom_engine import Answer, Engine, Request, ThreeWay
+from prefixloom_engine import Answer, Batch, Engine, Request, ThreeWay
+from prefixloom_engine.disaggregation import DecodeEngine, PrefillServer
 from prefixloom_engine.serving.admission import POLICIES
 from prefixloom_hicache import GuardLimits, HostTier, MemoryBackend
-from tests.random.soak import Failing, FailingCopies, Injected
 from tests.support.engines import cache_for, model, nothing_left, plain, prompt
 from tests.support.planned_steps import watched
 
@@ -41,6 +44,8 @@ POOLS = (
     {"full": 4096, "swa": 4096, "mamba": 64},
 )
 HOSTS = ({"full": 8192, "swa": 8192, "mamba": 256}, {"full": 640, "swa": 500, "mamba": 12})
+MOST_REQUESTS, LONGEST_PROMPT = 30, 330
+"""Of one run, with those that continue others; and what fits the smallest pools beside an answer."""
 RATES = ((0.3, 0.03), (0.6, 0.0), (0.1, 0.0), (0.0, 0.1), (0.1, 0.02), (0.02, 0.02), (0.0, 0.0))
 """How many copies fail, and how many forward passes."""
 
@@ -48,6 +53,86 @@ RATES = ((0.3, 0.03), (0.6, 0.0), (0.1, 0.0), (0.0, 0.1), (0.1, 0.02), (0.02, 0.
 @remembered
 def drafting() -> ThreeWay:
     return ThreeWay("tiny", dtype="float64", draft=True)
+
+
+class Injected(RuntimeError):
+    """A forward pass that fails, or a copy."""
+
+
+class Failing:
+    """A runner whose passes fail now and then, after they have written what they write."""
+
+    drafter = None
+
+    def __init__(self, honest: Any, rng: random.Random, rate: float) -> None:
+        self.honest, self.groups = honest, honest.groups
+        self.rng, self.rate = rng, rate
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        logits: torch.Tensor = self.honest.forward(batch)
+        if self.rng.random() < self.rate:
+            raise Injected("a kernel failed")
+        return logits
+
+
+class FailingCopies:
+    """Copies between the device and the host that fail now and then, and leave rubbish where they were to write."""
+
+    def __init__(self, rng: random.Random, rate: float) -> None:
+        self.honest = prefixloom.tiers.host_copies.copy_between
+        self.rng, self.rate, self.failed = rng, rate, 0
+
+    def __call__(self, source: Any, src: Any, target: Any, dst: Any, *more: Any) -> None:
+        self.honest(source, src, target, dst, *more)
+        if self.rng.random() < self.rate:
+            self.failed += 1
+            for buffer in target.buffers.values():
+                buffer[:, list(dst)] = 7
+            raise Injected("a copy failed")
+
+
+class Driven:
+    """An engine with what clients ask: itself, or one that has prompts computed by a prefill server.
+
+    ``serve``: makes the engine of such a server; None: there is none
+    """
+
+    def __init__(self, engine: Engine, serve: Callable[[], Engine] | None) -> None:
+        self.engine, self._serve = engine, serve
+        self.server: PrefillServer | None = None
+        self.front: Any = engine if serve is None else DecodeEngine(engine, [], least=16)
+        self.replace_server()
+
+    def replace_server(self) -> None:
+        """End the prefill server, whatever it owes, and let another one take its place."""
+        if self._serve is not None:
+            if self.server is not None:
+                self.server.close()
+            self.server = PrefillServer(self._serve())
+            self.front.set_peers([self.server.address])
+
+    def step(self) -> None:
+        if self.server is not None:
+            self.server.serve_once()
+        self.front.step()
+
+    def answer(self, request: Request) -> Answer:
+        answer: Answer = self.front.add(request)
+        while not answer.done:
+            self.step()
+        return answer
+
+    @property
+    def handed_over(self) -> int:
+        """How many prompts the prefill server has computed."""
+        return 0 if self.server is None else int(self.front.handed_over)
+
+    def close(self) -> None:
+        try:
+            self.front.close()
+        finally:
+            if self.server is not None:
+                self.server.close()
 
 
 @attrs.frozen
@@ -69,6 +154,7 @@ class Setting:
     flushes: bool
     engines: int
     debug: bool
+    apart: bool
 
 
 def drawn(rng: random.Random) -> Setting:
@@ -90,6 +176,7 @@ def drawn(rng: random.Random) -> Setting:
         flushes=rng.random() < 0.5,
         engines=rng.choice((1, 1, 2)) if pools["full"] > 4000 else 1,
         debug=rng.random() < 0.8,
+        apart=rng.random() < 0.4,
     )
 
 
@@ -114,6 +201,7 @@ class Traffic:
         self.model = drafting() if self.setting.draft else model()
         self.store = MemoryBackend(capacity=1 << 26) if self.setting.store else None
         self.wrong: list[str] = []
+        self.seen: set[Answer] = set()
         self.counts: Counter[str] = Counter()
         chance = random.Random(seed + 1)
         self.copies = FailingCopies(chance, self.setting.rates[0])
@@ -164,6 +252,9 @@ class Traffic:
                     speculate=rng.choice((0, 0, 2, 3)),
                     namespace=rng.choice(("", "", "tenant")),
                     priority=rng.randrange(3),
+                    temperature=rng.choice((0.0, 0.0, 0.0, 0.7)),
+                    seed=rng.randrange(100),
+                    stops=[rng.randrange(512) for _ in range(rng.choice((0, 0, 0, 20)))],
                 )
             )
         return found + [rng.choice(found) for _ in range(rng.randrange(12))]
@@ -173,24 +264,29 @@ class Traffic:
         cache, tier = self.composed()
         with mock.patch.object(prefixloom.tiers.host_copies, "copy_between", self.slowly):
             engines = [self.engine(cache) for _ in range(self.setting.engines)]
-            self.mixed(cache, engines)
-            for engine in engines:
-                engine.drain()
-            self.calm(cache)
-            self.again(engines[0], "asked again")
-            for engine in engines:
-                engine.close()
+            with ExitStack() as stack:
+                for each in engines:
+                    stack.callback(each.close)
+                self.mixed(cache, engines)
+                for each in engines:
+                    each.engine.drain()
+                self.calm(cache)
+                self.again(engines[0], "asked again")
+            for each in engines:
+                self.counts["handed over"] += each.handed_over
+                if each.server is not None:
+                    nothing_left(each.server.cache)
         self.ended(cache, tier)
         if self.store is not None:
             cache, tier = self.composed()
             with Engine(self.model, cache) as engine:
-                self.again(engine, "from the store")
+                self.again(Driven(engine, None), "from the store")
             self.counts["runs that fetched"] += bool(engine.counts.restored)
             self.ended(cache, tier)
         self.counts["failures"] += self.copies.failed
         return self.wrong
 
-    def engine(self, cache: Cache) -> Engine:
+    def engine(self, cache: Cache) -> Driven:
         rng = self.rng
         engine = Engine(
             self.model,
@@ -204,18 +300,22 @@ class Traffic:
         if not self.setting.draft:  # whose runner has more than a forward pass
             engine._forward.runner = Failing(engine._forward.runner, rng, self.setting.rates[1])
             self.passes.append(engine._forward.runner)
-        return watched(engine)
+        return Driven(watched(engine), self.prefilling if self.setting.apart else None)
 
-    def mixed(self, cache: Cache, engines: list[Engine]) -> None:
+    def prefilling(self) -> Engine:
+        return Engine(self.model, cache_for(self.model, self.setting.pools, debug=self.setting.debug), chunk=64)
+
+    def mixed(self, cache: Cache, engines: list[Driven]) -> None:
         """All are asked, while others do to the cache what they may do at any time."""
         rng = self.rng
         left, answers = list(self.requests), []
         for _ in range(LONGEST):
             if left and rng.random() < 0.4:
                 engine = rng.choice(engines)
-                answers.append((engine.add(left.pop()), engine))
+                answers.append((engine.front.add(left.pop()), engine))
             for engine in engines:
                 engine.step()
+            left += self.continued([answer for answer, _ in answers])
             if not left and all(answer.done for answer, _ in answers):
                 break
             self.meddle(cache, engines, answers)
@@ -227,7 +327,23 @@ class Traffic:
             elif answer.reason != "aborted":
                 self.check(answer, "mixed")
 
-    def meddle(self, cache: Cache, engines: list[Engine], answers: list[tuple[Answer, Engine]]) -> None:
+    def continued(self, answers: list[Answer]) -> list[Request]:
+        """The next turns of some conversations whose last answers have ended."""
+        found = []
+        for answer in answers:
+            if answer not in self.seen and answer.reason in ("length", "stop"):
+                self.seen.add(answer)
+                text = [
+                    *answer.request.tokens,
+                    *answer.tokens,
+                    *prompt(self.rng.randrange(99), self.rng.randrange(1, 60)),
+                ]
+                if len(self.requests) < MOST_REQUESTS and len(text) < LONGEST_PROMPT and self.rng.random() < 0.5:
+                    found.append(attrs.evolve(answer.request, tokens=text))
+                    self.requests.append(found[-1])
+        return found
+
+    def meddle(self, cache: Cache, engines: list[Driven], answers: list[tuple[Answer, Driven]]) -> None:
         rng = self.rng
         what = rng.random()
         if what < 0.05:
@@ -240,13 +356,15 @@ class Traffic:
             cache.evict({part.name: rng.randrange(part.capacity) for part in cache.composition.parts})
         elif what < 0.105 and answers:
             answer, engine = rng.choice(answers)
-            rng.choice((engine.abort, engine.finish))(answer)
+            rng.choice((engine.front.abort, engine.front.finish))(answer)
         elif what < 0.13:
-            scheduler = rng.choice(engines)._scheduler
+            scheduler = rng.choice(engines).engine._scheduler
             if scheduler.running:
                 scheduler.retract(rng.choice(scheduler.running))
         elif what < 0.15:
             time.sleep(0.004)
+        elif what < 0.16:
+            rng.choice(engines).replace_server()
 
     def calm(self, cache: Cache) -> None:
         """Nothing fails any more, but perhaps what an eviction still sends down."""
@@ -258,10 +376,9 @@ class Traffic:
             cache.evict({part.name: part.capacity for part in cache.composition.parts})
         self.copies.rate = 0.0
 
-    def again(self, engine: Engine, when: str) -> None:
+    def again(self, engine: Driven, when: str) -> None:
         for request in self.requests:
-            (answer,) = engine.generate([request])
-            self.check(answer, when)
+            self.check(engine.answer(request), when)
 
     # ------------------------------------------------------------ truth
     def check(self, answer: Answer, when: str) -> None:

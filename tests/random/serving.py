@@ -30,7 +30,7 @@ from prefixloom_engine import Engine
 from prefixloom_engine.server.app import Limits
 from prefixloom_engine.threeway.text import ByteTokenizer
 from prefixloom_hicache import GuardLimits, HostTier, MemoryBackend
-from tests.random.soak import Failing
+from tests.random.engine_traffic import Failing
 from tests.support.servers import ALICE, BOB, KEYS, RunningServer, greedy, serving, spoiled, text_model
 
 TEXT = ByteTokenizer()
