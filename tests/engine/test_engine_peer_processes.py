@@ -39,8 +39,7 @@ def test_prefill_process_that_is_stopped_or_killed_costs_a_recompute(caplog: pyt
         assert "it has said nothing for 0.3 s" in caplog.text
         assert answer() == (0, 0)
         prefill.send_signal(signal.SIGCONT)
-        assert decode.connect(30)
-        assert answer()[0] > 0
+        assert any(decode.connect(30) and answer()[0] for _ in range(20)), "a slow machine is silent for as long, too"
         cache.flush()
         pending = [decode.add(each) for each in requests]
         prefill.kill()

@@ -83,6 +83,7 @@ def test_trace_shows_when_a_request_waits_is_computed_and_answers(tmp_path: Path
     chunks = [phase for phase in cold.inside if phase.name == "prefill"]
     names = [phase.name for phase in cold.inside if phase.name != "waiting"]
     assert names == ["queued", "restoring", *["prefill"] * len(chunks), "decode"]
+    assert [phase.name for phase in cold.inside[-2:]] == ["prefill", "decode"], "it waits for no turn then"
     assert chunks[0].values["from"] == 0 and chunks[-1].values["to"] == 200
     assert all(one.values["to"] == other.values["from"] for one, other in pairwise(chunks))
     steps = {span.values["step"]: span for span in read.spans("steps")}

@@ -38,15 +38,7 @@ EVERY = {
     "test_what_is_restorable_is_what_sets_say_and_comes_back_as_it_was": 4,
     "test_without_room_it_comes_to_the_deepest_candidate_that_fits": 4,
     "test_a_step_and_another_sequence_read_what_a_load_has_yet_to_bring": 3,
-    "test_whatever_was_guessed_the_draft_remembers_what_a_plain_pass_makes_of_the_same_tokens": 4,
-    "test_answers_are_those_without_a_cache_and_without_a_draft": 4,
-    "test_answers_are_those_without_a_cache": 3,
-    "test_an_abort_at_any_time_disturbs_nobody": 2,
-    "test_guesses_right_or_wrong_change_no_token": 3,
     "test_any_window_over_any_page_is_resumed_to_the_same_bits": 3,
-    "test_only_the_request_that_makes_the_model_raise_ends_with_an_error": 3,
-    "test_only_the_request_whose_logits_are_not_finite_ends_and_nothing_of_that_pass_is_hit": 5,
-    "test_whatever_bad_requests_there_are_good_ones_are_answered_as_without_them": 5,
 }
 """Of these parametrized tests each so many-th case runs by default; the others are marked slow."""
 
