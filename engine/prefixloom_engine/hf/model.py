@@ -9,7 +9,7 @@ from typing import Any
 from prefixloom import Cache, CompositionError, Identity
 
 from .identity import check_evaluating, identity_of
-from .images import FAMILIES, PromptImages, prompt_images
+from .images import PromptImages, prompt_images
 from .layers import list_layers
 from .refusals import refuse, refuse_loaded, refuse_wrapped
 from .rope import rope_sets
@@ -71,10 +71,6 @@ class HFModel:
 
     def media(self, tokens: Sequence[int], inputs: Mapping[str, Any]) -> PromptImages:
         return prompt_images(self.model, tokens, inputs)
-
-    @property
-    def takes_images(self) -> bool:
-        return self.model.config.model_type in FAMILIES
 
     @property
     def vocabulary(self) -> int:
