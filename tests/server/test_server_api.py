@@ -11,6 +11,9 @@ import httpx
 import openai
 import pytest
 
+from prefixloom_engine.server.endpoints.chats import ChatAsked
+from prefixloom_engine.server.endpoints.completions import CompletionAsked
+from prefixloom_engine.server.protocol import SampledBody
 from prefixloom_engine.threeway.text import END, ByteTokenizer
 from tests.support.servers import RunningServer, greedy, serving
 
@@ -158,6 +161,7 @@ def test_a_stop_token_ends_the_answer_even_where_the_models_own_do_not(client: o
         ("chat/completions", {"messages": TALK, "top_logprobs": 2}, 400, "top_logprobs goes with logprobs"),
         ("chat/completions", {"messages": TALK, "response_format": {"type": "json_object"}}, 400, "response_format"),
         ("chat/completions", {"messages": TALK, "tools": TOOLS}, 400, "knows no tools"),
+        ("chat/completions", {"messages": TALK, "tools": [{"x": "y" * (1 << 20)}]}, 400, "tools has more than"),
         ("chat/completions", {"messages": TALK, "stop": ""}, 400, "of 1 to 1024 characters"),
         ("completions", {"prompt": "x", "stop": "y" * 1025}, 400, "of 1 to 1024 characters"),
         ("../detokenize", {"tokens": [1] * 5000}, 400, "the prompt has 5000 tokens: this server takes"),
@@ -219,6 +223,19 @@ def test_the_neutral_values_that_clients_send_are_taken(client: openai.OpenAI) -
         store=False, metadata={"a": "b"},
     )  # fmt: skip
     assert told.choices[0].message.role == "assistant"
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "count"),
+    [
+        (ChatAsked, {"top_logprobs": None}, None), (ChatAsked, {"logprobs": True}, 0), (CompletionAsked, {}, None),
+        (ChatAsked, {"logprobs": True, "top_logprobs": 3}, 3), (CompletionAsked, {"logprobs": 0}, 0),
+    ],
+)  # fmt: skip
+def test_log_probabilities_are_computed_where_they_are_asked_for(
+    kind: type[SampledBody], more: dict[str, Any], count: int | None
+) -> None:
+    assert kind.model_validate({"messages": TALK, "prompt": "x", **more}).alternatives == count
 
 
 @pytest.mark.parametrize("path", ["chat/completions", "completions"])

@@ -19,6 +19,7 @@ from typing import Any
 
 import attrs
 import pytest
+from pydantic import BaseModel
 
 from prefixloom import InputError
 from prefixloom_engine.server.access import Hosts
@@ -334,9 +335,13 @@ def test_lists_and_fields_of_a_body_are_bounded_and_text_is_not(guarded: Running
         assert client.post("/v1/completions", content=endless).json()["error"]["code"] == "invalid_json"
 
 
+class Foreign(BaseModel):
+    """A body that is none of the server's."""
+
+
 def test_what_comes_back_from_a_reader_is_plain() -> None:
     """What has worked on a stranger's image may be the stranger's."""
-    for wrong in (os.system, ByteTokenizer(), re.compile("x"), Limits()):
+    for wrong in (os.system, ByteTokenizer(), re.compile("x"), Limits(), Foreign()):
         with pytest.raises(pickle.UnpicklingError, match="is no part of what was read"):
             unwritten(pickle.dumps((wrong, [], [])))
 

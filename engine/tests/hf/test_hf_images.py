@@ -407,6 +407,8 @@ def test_generate_cannot_be_given_other_images_than_its_session(name: str) -> No
     with session(served.cache, served.hf, mine) as s:
         with pytest.raises(InputError, match="other images than its session"):
             answered(served.model, other, cache=s.cache)
+        with pytest.raises(InputError, match="other images than its session"), torch.no_grad():
+            served.model(**other, past_key_values=s.cache)
         with pytest.raises(InputError, match="num_beams and num_return_sequences must be 1"):
             served.model.generate(**mine, past_key_values=s.cache, num_beams=2, max_new_tokens=2, pad_token_id=0)
         assert answered(served.model, mine, cache=s.cache) == answered(served.model, mine)
