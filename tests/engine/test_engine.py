@@ -275,7 +275,7 @@ def test_a_request_for_which_somebody_else_leaves_no_room_ends_with_an_error() -
 def test_abort_at_any_time_disturbs_nobody() -> None:
     requests = mixed(4)
     expected = plain(model(), requests)
-    for when in range(10):
+    for when in range(8):
         cache = cache_for(model(), CAPACITY)
         with Engine(model(), cache, chunk=64, overlap=when % 2 == 0, speculate=2) as engine:
             answers = [engine.add(each) for each in requests]

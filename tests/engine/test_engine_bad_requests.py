@@ -144,8 +144,7 @@ def test_only_the_request_that_makes_the_model_raise_ends_with_an_error(at: int,
         assert [answer.tokens for answer in run(engine, requests)] == expected
 
 
-@AHEAD
-def test_a_request_that_no_pass_can_be_planned_for_is_the_only_one_that_ends(overlap: bool) -> None:
+def test_a_request_that_no_pass_can_be_planned_for_is_the_only_one_that_ends() -> None:
     """A runner refuses it when rows are grouped, and not in the pass: here beyond 150 tokens."""
 
     class Grouping(FaultyRunner):
@@ -158,7 +157,7 @@ def test_a_request_that_no_pass_can_be_planned_for_is_the_only_one_that_ends(ove
 
     requests = [Request(prompt(seed, 40), 20) for seed in range(3)]
     cache, faulty = cache_for(model(), CAPACITY), Faulty(model(), kind=Grouping)
-    with Engine(faulty, cache, overlap=overlap) as engine:
+    with Engine(faulty, cache) as engine:
         answers = [engine.add(request) for request in [*requests, Request(prompt(9, 145), 20)]]
         Grouping.armed = True
         while not all(answer.done for answer in answers):
@@ -271,12 +270,11 @@ def test_the_logit_of_the_likeliest_token_tells_whether_all_can_be_used(dtype: t
         assert torch.equal(likeliest, logits.argmax(-1))  # the first of equal ones
 
 
-@AHEAD
-def test_whatever_a_bad_request_leaves_in_freed_pages_their_next_owners_answer_the_same(overlap: bool) -> None:
+def test_whatever_a_bad_request_leaves_in_freed_pages_their_next_owners_answer_the_same() -> None:
     requests = [*good(6, speculate=3), bad(4, 300)]
     expected = plain(model(), requests[:6])
     cache = cache_for(model(), CAPACITY)
-    with Engine(Faulty(model(), Faults(spoiled={4: (5, NAN)})), cache, chunk=256, overlap=overlap) as engine:
+    with Engine(Faulty(model(), Faults(spoiled={4: (5, NAN)})), cache, chunk=256) as engine:
         for part in cache.composition.parts:
             for buffer in cache.pool(part.name).buffers.values():
                 buffer.fill_(NAN)
@@ -286,14 +284,13 @@ def test_whatever_a_bad_request_leaves_in_freed_pages_their_next_owners_answer_t
     nothing_left(cache)
 
 
-@AHEAD
-def test_rows_beside_one_that_is_not_finite_are_computed_once_and_bitwise_as_without_it(overlap: bool) -> None:
+def test_rows_beside_one_that_is_not_finite_are_computed_once_and_bitwise_as_without_it() -> None:
     """The other rows' log-probabilities, whose batch has a row of the same length that is spoiled in the middle."""
     others = [Request(prompt(seed, 129), 24, logprobs=True) for seed in (1, 2)]
     found = []
     for faults in (Faults(), Faults(spoiled={3: (135, NAN)})):
         cache = cache_for(model(), AMPLE)
-        with Engine(Faulty(model(), faults), cache, overlap=overlap) as engine:
+        with Engine(Faulty(model(), faults), cache) as engine:
             answers = run(engine, [bad(3, 127), *others])
             steps = engine.counts.steps
         nothing_left(cache)
