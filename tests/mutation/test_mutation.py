@@ -165,7 +165,7 @@ def test_mutants_run_in_forks_against_the_tests_that_cover_them(tmp_path: Path) 
         "--count",
         "40",
         "--patience",
-        "0.5",
+        "0.1",
         "--json",
         str(tmp_path / "told"),
         str(test),
