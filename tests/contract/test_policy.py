@@ -175,23 +175,6 @@ def test_who_goes_does_not_depend_on_whether_a_hook_is_asked(name: str, reach: R
     assert left[0] == left[1]
 
 
-@pytest.mark.parametrize("how", ["close", "publish"])
-def test_of_a_publication_what_lies_above_goes_first(how: str) -> None:
-    """Also where the tree had lost it and has what lies below."""
-    cache = cache_of(part("full", Path()), part("window", Window(5)), debug=False)
-    sequence = cache.open(range(24))
-    run(sequence, 24)
-    for length in (8, 16, 17):
-        with cache.open(range(length)) as other:
-            finish(other)
-    queue = cache.core.shape.lane("window").queue
-    assert cache.evict({"window": 3}) == {"window": 3}
-    assert [cell.node.end for cell in queue] == [16]  # type: ignore[attr-defined]
-    getattr(sequence, how)()
-    assert [cell.node.end for cell in queue][:2] == [8, 16]  # type: ignore[attr-defined]
-    sequence.close()
-
-
 def test_priority_keeps_the_higher_and_a_leaf_never_outranks_by_age() -> None:
     cache = path_cache(tokens=64, policy="priority")
     serve(cache, [1] * 16, priority=5)

@@ -113,8 +113,8 @@ BUDGET: dict[str, int] = {
     "core/prefixloom/storage": 700,
     "core/prefixloom/contract": 2_000,
     "core/prefixloom/device": 2_670,
-    "core/prefixloom/tree": 2_700,
-    "core/prefixloom/operations": 3_430,
+    "core/prefixloom/tree": 2_810,
+    "core/prefixloom/operations": 3_440,
     "core/prefixloom/cache": 940,
     "core/prefixloom/tiers": 2_410,
     "core/prefixloom/insight": 1_260,
@@ -127,7 +127,7 @@ BUDGET: dict[str, int] = {
     "plugins/policies": 870,
 }
 """The most lines of a room of the library (0090). A change that needs more says so here, and why in its message."""
-MOST_ANY = 280
+MOST_ANY = 281
 """Uses of ``Any`` in the library: a type that nobody has found yet."""
 FACES = {"__init__", "__main__", "conformance", "suites", "pytest_plugin", "pytest_suite", "adapter"}
 """Files beside the rooms, which hand names on: they stand above all rooms of their package."""

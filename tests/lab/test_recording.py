@@ -115,7 +115,7 @@ def test_made_again_a_recording_gives_the_same_decisions_and_evicts_the_same(
 
 def test_on_another_composition_a_recording_is_refused_and_a_difference_is_told(tmp_path: Path) -> None:
     with record(cache(), tmp_path / "calls") as recorded:
-        drive(recorded, 1)
+        drive(recorded, 4)
     recording = RecordedCalls.read(tmp_path / "calls")
     with pytest.raises(CompositionError, match="policy lru, and this one has lfu"):
         rerun(recording, cache(policy="lfu"))

@@ -66,27 +66,59 @@ def test_the_least_recently_used_goes_first(seed: int, reach: Any, kind: type[Co
         order = whole
 
 
-# ---------------------------------------------------------------- states that a later one has passed
+# ---------------------------------------------------------------- what a later end has passed
+
+
+class Near(Reach):
+    """A window in plain Python, with no closed form."""
+
+    unit = "page"
+
+    def needs(self, n: int) -> tuple[tuple[int, int], ...]:
+        return ((max(0, n - 4), n),) if n else ()
+
+    def until(self, position: int) -> float:
+        return position + 4
 
 
 def with_states(slots: int, policy: str = "lru") -> Cache:
     return cache_of(part("path", Path()), part("state", Point()), tokens=4096, slots=slots, policy=policy)
 
 
+ANSWERED = "answered"
+
+
+@pytest.mark.parametrize("reach", [Point(), Window(4), Near()], ids=["state", "window", "plain"])
 @pytest.mark.parametrize(
-    ("slots", "served", "left"),
+    ("served", "evicted", "left"),
     [
-        (4, [(A, 16), (B, None), (C, None)], [(A[:16], 0), (A[:32], 0), (A[:48], 48), (A, 64)]),
-        (3, [(A, None), ([*A, *B], None), ([*A, *C], None), (D, None)], [(A, 64), ([*A, *B], 64), ([*A, *C], 128)]),
-        (3, [(A, 32), ([*A[:32], *B], None), (C, None)], [(A, 32), (A[:32], 32), ([*A[:32], *B], 96), (C, 64)]),
+        ([(B, None), (A, 16), (C, None)], 2, [(A[:16], 0), (A[:32], 0), (A[:48], 48), (A, 64), (B, 64)]),
+        ([(A, 16), ([*A[:32], *B], None), (C, None)], 1, [(A[:16], 0), (A[:32], 32), (A[:48], 48), (A, 64), (C, 64)]),
+        ([(A, None), ([*A, *B], None), ([*A, *C], None), (D, None)], 1, [(A, 64), ([*A, *B], 64), ([*A, *C], 128)]),
+        ([(A, 32), ([*A[:32], *B], None), (C, None)], 1, [(A, 32), (A[:32], 32), ([*A[:32], *B], 96), (C, 64)]),
+        ([(B, None), (A, ANSWERED)], 1, [(B, 64), (A[:32], 32), (A, 32)]),
+        ([(B, None), (A, ANSWERED), ([*A, *C], None)], 2, [(B, 64), (A[:32], 0), (A, 0), ([*A, *C], 128)]),
     ],
-    ids=["first passed goes first", "where prompts part none is passed", "resumed at is not passed"],
-)
-def test_state_that_a_later_one_has_passed_goes_first(slots: int, served: Any, left: Any) -> None:
+    ids=[
+        "the first that was passed goes first", "one resumed at is taken back", "where prompts part none is passed",
+        "one resumed at counts as used", "an answer goes before its prompt's end", "a next turn passes both ends",
+    ],
+)  # fmt: skip
+def test_what_a_later_end_of_its_path_has_passed_goes_first(reach: Reach, served: Any, evicted: int, left: Any) -> None:
     """``served``: prompts with the tokens of their steps. ``left``: prompts with what they hit afterwards."""
-    cache = with_states(slots)
+    cache = cache_of(part("path", Path()), part("end", reach), tokens=4096, slots=64)
     for prompt, chunk in served:
-        serve(cache, prompt, chunk=chunk)
+        if chunk != ANSWERED:
+            serve(cache, prompt, chunk=chunk)
+            continue
+        with cache.open(prompt[:32]) as sequence:
+            run(sequence, 32)
+            sequence.publish()
+            sequence.append(prompt[32:])
+            run(sequence, 32)
+    cache.evict({"end": 4096}, unneeded=True)  # of windows, what no end needs
+    for _ in range(evicted):
+        cache.evict({"end": 1})
     assert [held(cache, [*prompt, 7]) for prompt, _ in left] == [length for _, length in left]
     settle(cache)
 

@@ -117,7 +117,7 @@ MUTANTS: tuple[Mutant, ...] = (
            "self.acquire(run[-1]) if holding.slot == NO_SLOT else cover", "cover",
            ("composition", "path and point", "1000")),
     Mutant("what is carried and not covered cannot go", "tree/partial_lane.py", "PartialLane.adopt",
-           "self._enter_new(self.place(node, mine, present(mine)), end)", "self.place(node, mine, present(mine))",
+           "self.enter(self.place(node, mine, present(mine)))", "self.place(node, mine, present(mine))",
            ("composition", "chunk", "1000")),
     Mutant("a leaf that is carried is no child", "tree/cells.py", "Cells.place",
            "above.below += 1", "pass",

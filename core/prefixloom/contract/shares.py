@@ -58,6 +58,15 @@ class _Owned(Queue[Link]):
     def __iter__(self) -> Iterator[Link]:
         return chain.from_iterable(self.queues.values())
 
+    @property
+    def empty(self) -> bool:
+        return all(queue.empty for queue in self.queues.values())
+
+    def inherit(self, upper: Link, lower: Link, linked: bool) -> None:
+        if lower in self._owners:
+            self._owners[upper] = self._owners[lower]
+            self._of(lower).inherit(upper, lower, linked)
+
     def having(self) -> list[str]:
         """Return the owners that have cells here."""
         return [owner for owner, queue in self.queues.items() if not queue.empty]
@@ -121,11 +130,6 @@ class SharedQueue(_Owned):
             owner = self._owners.pop(cell)
             if not self.held[owner] and queue.empty:  # else the owners that ever were would be remembered
                 del self.held[owner], self.queues[owner]
-
-    def inherit(self, upper: Link, lower: Link, linked: bool) -> None:
-        if lower in self._owners:
-            self._owners[upper] = self._owners[lower]
-            self._of(lower).inherit(upper, lower, linked)
 
     @property
     def remembered(self) -> Iterable[Link]:

@@ -209,6 +209,9 @@ def _hand_over(core: Core, running: Running, upto: int, end: int) -> None:
                 lane.close(held[i])
             else:
                 covers[i] = lane.follow(run, held[i], covers[i], receipts[i])
+        prompt = running.prompt_end if shape.passing_lanes else 0
+        for lane in shape.passing_lanes:
+            lane.pass_above(run, prompt)
         if ends:
             running.held = running.covers = []
         move_anchor(core, running, run[-1])
@@ -292,11 +295,10 @@ def _is_refused(core: Core, running: Running, lane: Lane, upto: int, end: int, k
     refused = keep is not None and not keep
     if lane.admit is not None and not refused:
         above = lane.above(running.node)
-        prompt = running.match.count - core.shape.lookahead
         shown = StateView(
             lane.name, running.namespace, upto, above[0].node.end if above else 0, len(above), at_branch,
             end >= 0 and holding.checkpoint(end) == upto, clipped(names.extra, 0, upto),
-            prompt_end=upto <= prompt < upto + core.shape.page,
+            prompt_end=upto == running.prompt_end,
         )  # fmt: skip
         refused = not core.plugins.ask_admission(lane.policy, lane.admit, shown)
     if refused:

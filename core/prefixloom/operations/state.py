@@ -37,6 +37,7 @@ from ..tree.holdings import StateHolding
 from ..tree.journal import Journal, Recorder
 from ..tree.lane import Lane, PageLane
 from ..tree.partial_lane import PartialLane
+from ..tree.passing import PassingLane
 from ..tree.path_lane import PathLane
 from ..tree.radix import FOREVER, Counted, Node, Root, Tree, unlink
 from ..tree.state_lane import StateLane
@@ -81,6 +82,7 @@ class Shape:
         self.partial_lanes = tuple(lane for lane in lanes if isinstance(lane, PartialLane))
         self.state_lanes = tuple(lane for lane in lanes if isinstance(lane, StateLane))
         self.in_order: tuple[Lane, ...] = (*self.page_lanes, *self.state_lanes)
+        self.passing_lanes: tuple[PassingLane, ...] = (*self.partial_lanes, *self.state_lanes)
         self.page = composition.page
         self.lookahead = composition.lookahead
         self.max_rewind = composition.max_rewind
@@ -339,6 +341,12 @@ class Running(Hold):
         self.ready = self.reserved = self.committed = self.published = self.high = match.ready
         lookahead = core.shape.lookahead
         self.looks = Lookahead(lookahead, match.ready, self.names.count) if lookahead else None
+
+    @property
+    def prompt_end(self) -> int:
+        """The deepest boundary of its prompt."""
+        shape = self._core.shape
+        return (self.match.count - shape.lookahead) // shape.page * shape.page
 
     # ------------------------------------------------------------ what it holds
     @property

@@ -268,7 +268,9 @@ def _copy_up(filling: Filling, running: Running) -> set[Lane]:
     if not work.over:  # the running states are written until then, whatever comes next
         running.fence = max(running.fence, work.number)
     for mine in filling.moving:
-        mine.lane.device.line_up([node for node, _ in mine.at])
+        restored = sorted([node for node, _ in mine.at], key=lambda node: node.end)
+        mine.lane.device.line_up(restored)
+        mine.lane.device.pass_above(restored, restored[-1].end)
     copies.follow(work, [each for mine in filling.moving for each in mine.sources])
     if core.watcher is not None:
         core.watcher.published(filling.nodes)

@@ -175,6 +175,10 @@ class Cells(Generic[K]):
         else:
             self.queue.add_first(cell)
 
+    def _inherit(self, upper: K, lower: K, linked: bool) -> None:
+        """Give ``upper``, which was split off ``lower``, its history; if ``linked``, enter it behind ``lower``."""
+        self.queue.inherit(upper, lower, linked)
+
     def goes_next(self, cell: K) -> None:
         """Make ``cell``, which is in a queue and which nobody wants any more, the next to be evicted."""
         self.queue_of(cell).remove(cell)
@@ -245,10 +249,10 @@ class Cells(Generic[K]):
         cell.pages -= new.pages
         if new.pages or new.locks:
             upper.cells[i] = new
-            self.queue.inherit(new, cell, linked=linked and not self.closed_upward)
+            self._inherit(new, cell, linked=linked and not self.closed_upward)
         if not cell.pages and not cell.locks:
             if linked:
-                self.queue.remove(cell)
+                self.queue_of(cell).remove(cell)
             self._unhang(cell)
         if self.closed_upward:
             new.below = int(lower.cells[i] is not None)

@@ -51,7 +51,7 @@ class PagedReach:
 
     __slots__ = (
         "_always", "_asks_until", "_farthest", "_last", "_name", "_reach", "_shape", "convex", "dense",
-        "kept", "needs", "outlook", "page",
+        "kept", "needs", "outlook", "page", "unneeded",
     )  # fmt: skip
 
     def __init__(self, reach: Reach, page: int, name: str) -> None:
@@ -71,6 +71,13 @@ class PagedReach:
             self.needs.ask = lambda n: ((0, n // page),) if n else ()
         self.kept = self.needs if self._shape is not None else Remembered(self._kept)
         self.outlook = self.needs if self.convex else Remembered(self._outlook)
+        self.unneeded: Callable[[int], Interval] = self._unneeded
+        """The first pages in a row that neither resuming at a boundary needs, nor one behind it."""
+        if is_state:
+            self.unneeded = lambda n: (0, n // page - 1)
+        elif (shape := self._shape) is not None:
+            head = -(-shape.head // page)
+            self.unneeded = lambda n: (head, shape.tail(n) // page)
         self._last = array("d")
         """By page, as far as it was asked: the last boundary that may need it."""
         self._always: list[Interval] = []
@@ -119,6 +126,12 @@ class PagedReach:
     def _outlook(self, n: int) -> Pages:
         needs, kept = self.needs[n], self.kept[n]
         return kept if set(needs) <= set(kept) else merged((*needs, *kept))
+
+    def _unneeded(self, n: int) -> Interval:
+        outlook = self.outlook[n]
+        if not outlook or outlook[0][0]:
+            return 0, outlook[0][0] if outlook else n // self.page
+        return outlook[0][1], outlook[1][0] if len(outlook) > 1 else 0
 
     def first_to_leave(self, n: int) -> int:
         """A page before which every page is needed for good, or by no boundary from ``n`` on."""

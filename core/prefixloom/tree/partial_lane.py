@@ -18,18 +18,18 @@ from ..contract.queues import Link, Queue
 from ..contract.reach import Interval, merged
 from ..contract.values import Receipt
 from ..device.pool import ABSENT, ABSENT_BYTES, ID_BYTES, Pool, present
-from .cells import Cell
 from .holdings import PageHolding, strip, without_absent
 from .lane import PageLane
 from .paged_reach import Pages, gaps, pages_of
-from .radix import Node
+from .passing import PassingCell, PassingLane
+from .radix import Node, climb
 
 ABSENT_SLOTS = array("i", [ABSENT])
 EVERY_PAGE = 1 << 62
 """More pages than any path has."""
 
 
-class PartialCell(Cell):
+class PartialCell(PassingCell):
     """``slack`` is the cell's place in the queue of slack, if it has any."""
 
     __slots__ = ("slack",)
@@ -41,6 +41,8 @@ class PartialCell(Cell):
         self.data = data
         self.pages = pages
         self.locks = self.below = 0
+        self.passed = self.unwanted = False
+        self.spares = 0
         self.slack = self.next = None
 
 
@@ -63,7 +65,7 @@ PartialCover = list[tuple[PartialCell, int]]
 """The cells that a lease covers, the deepest first, each with where its edge began then: it may have been split."""
 
 
-class PartialLane(PageLane[PartialCell, PartialCover]):
+class PartialLane(PageLane[PartialCell, PartialCover], PassingLane[PartialCell, PartialCover, PageHolding]):
     """The lane of a page component with any reach but a whole path. Cells with slack stand in a queue of their own."""
 
     __slots__ = ("head", "shape", "slack", "tail")
@@ -198,6 +200,7 @@ class PartialLane(PageLane[PartialCell, PartialCover]):
         cells = self._cells(node, pages)
         for cell, _ in cells:
             self.pin(cell)
+            cell.passed = cell.unwanted = False
         return cells or None
 
     def release(self, cover: PartialCover, recent: bool = True) -> None:
@@ -283,13 +286,9 @@ class PartialLane(PageLane[PartialCell, PartialCover]):
 
     # ------------------------------------------------------------ handing over
     def adopt(self, run: list[Node], holding: PageHolding) -> None:
-        """Each cell counts as used when its turn comes, new or not: so what lies above goes first.
-
-        What is filled at a boundary that the sequence only passed is no such use: see ``_enter_new``.
-        """
+        """Each cell counts as used when its turn comes, new or not: so what lies above goes first."""
         page = self.page
         first = holding.owned
-        end = run[-1].end if run else 0
         for node in run:
             last = node.end // page
             if last > first:  # the holding has pages of this edge
@@ -298,17 +297,15 @@ class PartialLane(PageLane[PartialCell, PartialCover]):
                 if cell is not None:
                     self._merge(cell, mine, holding)
                 elif mine:
-                    self._enter_new(self.place(node, mine, present(mine)), end)
+                    self.enter(self.place(node, mine, present(mine)))
                 holding.owned = first = last
 
-    def _enter_new(self, cell: PartialCell, end: int) -> None:
-        """Enter a new cell into the queue, of a sequence whose part of a path goes to ``end``.
-
-        Where the sequence only passed, the cell is the next to go: others ended there once, what they had was evicted,
-        and nobody came back. Not so where prompts part, nor where resuming at ``end`` needs the cell.
-        """
-        node = cell.node
-        self.enter(cell, node.end > self.tail(end) or node.forks or node.start < self.head * self.page)
+    def pass_above(self, run: list[Node], prompt: int) -> None:
+        node = run[-1]
+        boundary = node.end
+        if prompt < boundary and node.kids is None:
+            boundary = prompt if self.residency.deepest(climb(node, prompt), prompt)[1] == prompt else boundary
+        self._judge(node, boundary, self.paged.unneeded(run[0].start)[1] * self.page)
 
     def _merge(self, cell: PartialCell, mine: bytes, holding: PageHolding) -> None:
         """Fill the gaps of ``cell`` with ``mine``, the sequence's last pages of its edge, and give back duplicates.
@@ -316,7 +313,9 @@ class PartialLane(PageLane[PartialCell, PartialCover]):
         The sequence reads the tree's instead of these: the lease covers what its boundary needs of them. The cell
         counts as used, even if nothing is new.
         """
-        if cell.next is not None:
+        if cell.passed or cell.unwanted:
+            self._use(cell)
+        elif cell.next is not None:
             self.queue.touch(cell)
         if not mine:
             return

@@ -16,39 +16,31 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from ..contract.composition import Part
 from ..contract.queues import Queue
 from ..contract.values import Receipt
 from ..device.codecs import Coder
 from ..device.pool import NO_SLOT, Pool
-from .cells import Cell
 from .holdings import StateHolding
-from .lane import Lane
-from .radix import Node, path_up
+from .passing import PassingCell, PassingLane
+from .radix import Node, climb, path_up
 
 
-class StateCell(Cell):
-    """``passed``: a later state on its path serves all prompts that go on from here. ``unwanted``: nobody wants it any
-    more. In both cases it goes before all other states. A use of the state takes both back.
-    """
+class StateCell(PassingCell):
+    """A state at the end of a node."""
 
-    __slots__ = ("passed", "unwanted")
-
-    def __init__(self, node: Node, data: bytes, pages: int) -> None:
-        super().__init__(node, data, pages)
-        self.passed = self.unwanted = False
+    __slots__ = ()
 
     @property
     def slot(self) -> int:
         return array("i", self.data)[0]
 
 
-class StateLane(Lane[StateCell, StateCell, StateHolding]):
+class StateLane(PassingLane[StateCell, StateCell, StateHolding]):
     """A cover is the cell of the state that is still to be copied."""
 
-    __slots__ = ("_early", "admit", "per_sequence", "policy", "track_every")
+    __slots__ = ("admit", "per_sequence", "policy", "track_every")
     kind = StateCell
     unit = "boundary"
     taken = "copy"
@@ -62,9 +54,6 @@ class StateLane(Lane[StateCell, StateCell, StateHolding]):
         manifest = part.manifest
         self.track_every = -(-manifest.checkpoint_every // tree_page) * tree_page
         self.per_sequence = max_rewind + 2 if max_rewind else 1
-        self._early = queue.before()
-        """What may be evicted and goes before all that stands in ``queue``, whatever the policy: first what nobody
-        wants, then what is passed, in the order in which it was."""
         self.policy = "" if part.admission is None else part.admission.name
         self.admit = None if part.admission is None else part.admission.admit
 
@@ -86,66 +75,6 @@ class StateLane(Lane[StateCell, StateCell, StateHolding]):
 
     def release(self, cover: StateCell, recent: bool = True) -> None:
         self.unpin(cover, recent)
-
-    # ------------------------------------------------------------ the order of eviction
-    def reset(self) -> None:
-        super().reset()
-        self._early = self.queue.before()
-
-    def queue_of(self, cell: StateCell) -> Queue:
-        return self._early if cell.passed or cell.unwanted else self.queue
-
-    def enter(self, cell: StateCell, recent: bool = True) -> None:
-        if recent:
-            self.queue_of(cell).add(cell)
-        else:
-            cell.unwanted = True
-            self._early.add_first(cell)
-
-    def put_back(self, cell: StateCell) -> None:
-        cell.passed = cell.unwanted = False
-        self.enter(cell)
-
-    def _use(self, cell: StateCell) -> None:
-        """``cell`` was used just now: it was computed again."""
-        stood_in = self.queue_of(cell)
-        cell.passed = cell.unwanted = False
-        if cell.next is None:
-            return
-        if stood_in is self.queue:
-            stood_in.touch(cell)
-        else:
-            stood_in.remove(cell)
-            self.queue.add(cell)
-
-    def _judge_above(self, node: Node, serves: bool) -> None:
-        """Mark the next state above ``node`` as passed if the one at ``node`` ``serves`` all that continue it: where no
-        prompts part between the two.
-        """
-        parts = not serves
-        above = node.parent
-        while above.parent is not None:
-            parts = parts or above.forks
-            cell = above.cells[self.index]
-            if cell is not None:
-                self._set_passed(cell, not parts)
-                return
-            above = above.parent
-
-    def _set_passed(self, cell: StateCell, passed: bool) -> None:
-        before = self.queue_of(cell)
-        cell.passed = passed
-        after = self.queue_of(cell)
-        if cell.next is not None and after is not before:
-            before.remove(cell)
-            after.add(cell)
-
-    def _pop_victim(self) -> StateCell | None:
-        return self._early.pop() or super()._pop_victim()
-
-    def strays(self) -> list[Any]:
-        found = [cell for cell in self._early if not self.has(cell) or self.queue_of(cell) is not self._early]
-        return [*super().strays(), *found, *(cell for cell in self.queue if self.queue_of(cell) is not self.queue)]
 
     # ------------------------------------------------------------ a sequence's way
     def open(self, node: Node, cover: StateCell | None) -> StateHolding:
@@ -183,7 +112,6 @@ class StateLane(Lane[StateCell, StateCell, StateHolding]):
             self.keep(node, slot)
         else:
             self._use(cell)
-            self._judge_above(node, serves=True)
 
     def _adopt_tracks(self, run: list[Node], holding: StateHolding) -> None:
         asks = self.admit is not None or self.hooks.commit_insert is not None
@@ -198,13 +126,16 @@ class StateLane(Lane[StateCell, StateCell, StateHolding]):
         """Make a cell of a state. Call ``follow``, ``finish`` or ``line_up`` next: it stands in no queue yet."""
         self.place(node, array("i", [slot]).tobytes(), 1)
 
-    def line_up(self, run: list[Node]) -> None:
+    def pass_above(self, run: list[Node], prompt: int) -> None:
+        i = self.index
         for node in run:
-            cell = node.cells[self.index]
-            if cell is not None and cell.next is None:
-                if not cell.locks:
-                    self.enter(cell)
-                self._judge_above(node, serves=True)
+            if node.cells[i] is not None:
+                boundary = node.end
+                if prompt < boundary and node.kids is None:
+                    end = climb(node, prompt)
+                    if end.end == prompt and end.cells[i] is not None:
+                        boundary = prompt
+                self._judge(node, boundary, 0)
 
     def follow(
         self, run: list[Node], holding: StateHolding, cover: StateCell | None, receipt: Receipt | None = None
@@ -271,11 +202,6 @@ class StateLane(Lane[StateCell, StateCell, StateHolding]):
             writes.append(holding.slot)
             if end - start <= len(holding.steps):
                 writes.extend(holding.steps)
-
-    def _unhang(self, cell: StateCell) -> None:
-        super()._unhang(cell)
-        if not cell.passed:  # the state above serves again what this one served
-            self._judge_above(cell.node, serves=False)
 
 
 class RunningSlots:

@@ -16,7 +16,7 @@ reuse began. When it falls below what may be risked, eviction goes by last use, 
 it. What may be risked grows with the tokens that were asked for, so what was learned gets another chance, each time
 later. The sum never begins anew: hits lie behind those of LRU by about what may be risked, and not by more.
 
-States are evicted by last use. The core evicts most of them before a queue is asked (# 0073).
+States are evicted by last use. The core evicts most of them before a queue is asked (# 0111).
 """
 
 from __future__ import annotations
