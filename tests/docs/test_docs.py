@@ -46,7 +46,7 @@ from tests.support.helpers import cache_of, part
 
 ROOT = File(__file__).resolve().parents[2]
 CORE = ROOT / "core" / "prefixloom"
-DOCS = sorted(ROOT.glob("docs/**/*.md"))
+DOCS = [ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md"))]
 HOOKS = ROOT / "docs" / "hooks.md"
 DESIGN = ROOT / "docs" / "design.md"
 ENGINE = ROOT / "docs" / "engine.md"
@@ -313,6 +313,19 @@ def test_every_room_is_in_the_table_and_what_is_to_be_read_exists() -> None:
     assert first is not None
     to_read = [*re.findall(r"`([\w.]+)`", first[1]), *(row[3].strip("`") for row in rows)]
     assert [name for name in to_read if not name.endswith(".py") and not resolves(name)] == []
+
+
+def test_every_room_has_a_row_for_contributors_and_what_the_row_names_exists() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    rows = table(text, "room", "its tests")
+    named_rooms = {name for row in rows for name in re.findall(r"`([\w/]+)`", row[0])}
+    rooms = {path.name for path in CORE.iterdir() if (path / "__init__.py").exists()}
+    plugins = {f"plugins/{path.name}" for path in ROOT.glob("plugins/*/") if (path / "README.md").exists()}
+    assert named_rooms == rooms | plugins | {"errors", "connections", "script", "engine", "fleet", "bench"}
+    commands = re.findall(r"`pytest ([^`]+)`", text)
+    paths = {word for command in commands for word in command.split() if word[0] != "-" and word != "outside"}
+    assert {path for path in paths if not (ROOT / path).exists()} == set()
+    assert {name for name in re.findall(r"python -m ([\w.]+)", text) if find_spec(name) is None} == set()
 
 
 @functools.cache
