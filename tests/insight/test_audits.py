@@ -13,7 +13,7 @@ from prefixloom import Path, Point, Window
 from prefixloom.errors import InvariantError
 from prefixloom.testing.inside.backdoor import tier_lane
 from prefixloom.tiers.host_lane import HostCell
-from prefixloom.tree.cells import Cell
+from prefixloom.tree.partial_lane import PartialCell
 from tests.support.helpers import part, path_cache, run
 from tests.support.tiers import path_of, serve, tiered
 
@@ -74,7 +74,7 @@ BROKEN: dict[str, Callable[[Books], Any]] = {
     "state: .* may be evicted but stands in no queue": lambda b: b.state.queue.remove(b.cell(b.third, b.state)),
     "state: .* is covered but stands in the eviction queue": lambda b: b.state.queue.add(b.cell(b.second, b.state)),
     "window: .* miscounts its pages": lambda b: b.add(b.cell(b.third, b.window), "pages"),
-    "window: a queue has or remembers a cell that": lambda b: b.stray(b.window, Cell),
+    "window: a queue has or remembers a cell that": lambda b: b.stray(b.window, PartialCell),
     "a sequence that has ended is still asked": lambda b: b.window.surplus.update({b: None}),
     "counts 1 leases; 0 are live": lambda b: b.add(b.third, "leases"),
     "path: 6 pages are cached, the books say 7": lambda b: b.add(b.host_path, "in_tree"),
