@@ -49,7 +49,7 @@ ROWS = (
     ("a layout is not that of the pages", "compose/build.py", "make_lane", "composition.layout if part.unit == 'page' else 'layer_first'", "'layer_first'", "test_layouts.py"),
     ("some layers of a page are all of it", "tiers/host_copies.py", "copy_between", "whole and in_one_piece(source, target)", "in_one_piece(source, target)", "test_layouts.py"),
     ("what is copied down is put a place off", "tree/cells.py", "Cells.add", "data[place] = slot", "data[place - 1] = slot", TIER),
-    ("the tier's copies are told in lists that change", "tiers/host_copies.py", "HostCopies._run_one", "partial(copy_between, source, tuple(mine.src), target, tuple(mine.dst), *group)", "partial(copy_between, source, mine.src, target, mine.dst, *group)", "lessons/test_lesson_5_tier.py"),
+    ("the tier's copies are told in lists that change", "tiers/host_copies.py", "HostCopies._run_one", "partial(copy_between, source, tuple(mine.src), target, tuple(mine.dst), *group)", "partial(copy_between, source, mine.src, target, mine.dst, *group)", "test_lesson_5_polluted_descriptor.py"),
     ("what a plugin adds is not ordered", "tiers/host_copies.py", "HostCopies._ordered", "self.core.unwritten.read_node(hold, node)\nfound.append((host, node))", "found.append((host, node))", COPIES),
     ("an interrupted copy stays open", "tiers/host_copies.py", "HostCopies.end", "work.number > before and work.event is None and (not work.over)", "False", "test_tier_faults.py"),
     ("everybody reads for himself", "tiers/store_reads.py", "Fetch._comes_after", "self.held < shared <= other.boundary or other.boundary == self.boundary", "False", READS),

@@ -43,6 +43,16 @@ def test_what_is_there_already_is_offered_so_many_nodes_at_a_poll(monkeypatch: p
     assert len(set(offered)) == 12 and not store.status().records
 
 
+def test_what_lies_below_other_nodes_is_offered_as_well() -> None:
+    cache, tier = composed(part("path", Path()))
+    for branch in PROMPTS[1:3]:
+        serve(cache, [*PROMPTS[0], *branch])
+    tier.attach(store := MemoryBackend(capacity=1 << 24))
+    cache.poll()
+    idle(cache)
+    assert store.status().records == 30
+
+
 @pytest.mark.parametrize("polls", [1, 2, 3, 4])
 @pytest.mark.parametrize("names", ["path and window", "sinks"])
 def test_what_is_split_while_it_is_offered_is_stored_whole(

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 import prefixloom.tiers.restore
-from prefixloom import Component, Path, Point, RaceError, Sinks, Transfer, TransferPlan, Window
+from prefixloom import Component, Path, Point, RaceError, Sinks, Transfer, TransferPlan, Window, WorkError
 from prefixloom import hookimpl as hook
 from prefixloom.cache.cache import Cache
 from prefixloom.device.flight import Flight
 from prefixloom.testing.inside.backdoor import copies, tier_lanes
 from prefixloom.testing.schedules.simulated import SimulatedStream, Simulation
+from prefixloom.tiers.host_copies import HostCopies
 from tests.support.helpers import part, run, settle
 from tests.support.tiers import broken, compute, copies_by, path_of, serve, simulated, tiered, wrong
 
@@ -357,6 +358,25 @@ def test_a_restore_that_cannot_fit_does_not_try_page_by_page(monkeypatch: pytest
         with cache.open(range(1001)) as sequence:
             assert sequence.restore().ready == 124  # what is left of 1,024
     assert len(asked) <= 3
+    settle(cache)
+
+
+def test_of_a_load_that_fails_without_a_copy_no_other_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device has all of it since another sequence computed it, and there is no lower boundary to resume at."""
+    cache = tiered(part("path", Path()), write="through")
+    calls = iter(range(2))
+
+    def fail(*_: Any) -> Any:
+        next(calls)
+        raise WorkError("no stream")
+
+    with cache.open(range(41)) as sequence:
+        serve(cache, range(40))
+        with monkeypatch.context() as patched:
+            patched.setattr(HostCopies, "stream", fail)
+            told = sequence.restore()
+        assert (told.ready, next(calls)) == (0, 1) and "no stream" in told.why
+        assert sequence.restore().ready == 40
     settle(cache)
 
 

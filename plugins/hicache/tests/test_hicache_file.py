@@ -16,7 +16,7 @@ import attrs
 import pytest
 
 from prefixloom import CompositionError, PrefixloomError, StorageError, TierManifest, open_store
-from prefixloom.storage import HEADER_BYTES, Checksum, Miss, Record, Refused
+from prefixloom.storage import HEADER_BYTES, Checksum, Miss, Record, Refused, Stored
 from prefixloom.testing.laws.storage import ONE, ROOMY, key_of, missed, record_of, same, stored
 from prefixloom_hicache import FileBackend, HostTier
 from prefixloom_hicache.file_store.backend import BLOCK, name_of
@@ -41,14 +41,17 @@ def test_a_url_says_all_that_the_store_needs_to_know(tmp_path: Path) -> None:
     assert with_size.status().capacity == 1 << 20
     stored(with_size, record_of(1))
     with_size.close()
-    reading = open_store(f"{url}?read_only=1")
-    same(reading.get([key_of(1)])[0], record_of(1))
-    reading.close()
+    for option, answer in (("1", Refused), ("Yes", Refused), ("0", Stored)):
+        store = open_store(f"{url}?read_only={option}")
+        same(store.get([key_of(1)])[0], record_of(1))
+        assert isinstance(store.put([record_of(2)])[0], answer)
+        store.close()
     for wrong, says in (
         ("file:", "names no directory"),
         (f"file://host{tmp_path}", "names no directory"),
         (f"{url}?capacty=1MiB", "has 'capacty': the store takes capacity, "),
         (f"{url}?capacity=big", "capacity='big' is no size"),
+        (f"{url}?read_only=never", "read_only='never': write 1 or 0"),
         ("memory:", "storage 'memory' is not opened by a URL"),
         ("fil:/tmp", "Did you mean 'file'"),
         ("file:/tmp/a%00b", "cannot be opened with file:/tmp/a%00b: embedded null byte"),
