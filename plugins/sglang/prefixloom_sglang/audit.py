@@ -79,7 +79,7 @@ class AuditedCache(PrefixloomCache):
             self._audit_pairs(call)
 
     def _owners(self) -> dict[str, tuple[range, dict[str, list[int]]]] | None:
-        """By component all pages (state slots), and who has which. None: SGLang has pages in hand just now."""
+        """Return by component all pages (state slots) and who owns which. None: SGLang is about to free some."""
         allocator = self.token_to_kv_pool_allocator
         full = allocator.full_attn_allocator if self._has_windows else allocator
         if allocator.free_group is not None or full.free_group is not None:
@@ -113,12 +113,12 @@ class AuditedCache(PrefixloomCache):
         return owners
 
     def _row(self, req: Any) -> Any:
-        """The slots that a request alone has, from the first that the cache does not have."""
+        """Return the slots that a request alone has, from the first that the cache does not have."""
         row = self.req_to_token_pool.req_to_token[req.kv.req_pool_idx]
         return row[req.kv.cache_protected_len : req.kv.kv_allocated_len].long()
 
     def _pages(self, row: Any) -> list[int]:
-        """The pages of slots that begin at a page's start. SGLang may hand out the last page in part."""
+        """Return the pages of slots that begin at a page's start. SGLang may hand out the last page in part."""
         return [slot // self.page_size for slot in row[:: self.page_size].tolist()]
 
     @staticmethod
@@ -128,7 +128,7 @@ class AuditedCache(PrefixloomCache):
         return running + ([] if buffer is None else [slot for slot in buffer.tolist() if slot > 0])
 
     def _audit_pairs(self, call: str) -> None:
-        """Of what is cached, SGLang's table has just the pairs that the adapter knows."""
+        """Raise if SGLang's table does not pair exactly the cached window pages with cached pages of full attention."""
         mapping = self.token_to_kv_pool_allocator.full_to_swa_index_mapping
         cached = {*self._cached(SWA)}
         paired: Iterable[int] = mapping[self.slots.locations(self._cached(FULL))][:: self.page_size].tolist()

@@ -126,10 +126,11 @@ class PrefixloomCache(BasePrefixCache):
         )
 
     def _branch(self, prefix: Prefix) -> int | None:
-        """Where SGLang is to keep a state of the chunk that is computed next; None: at the end of the chunk.
+        """Return where SGLang is to keep a state of the next chunk; None: at the end of the chunk.
 
-        It keeps one for each chunk. Where cached keys go on behind what the prompt shares with them, prompts part, and
-        the next one hits there. Where nothing follows, only this prompt goes on, and its next turn hits at its end.
+        SGLang keeps one state for each chunk. If cached keys continue behind the tokens that a prompt shares with them,
+        prompts branch there, and the next one hits at the branch. If no keys continue, only this prompt does, and its
+        next turn hits at its end.
         """
         plan = prefix.plan
         if self.states is None or plan is None or not plan.goes_on:
@@ -208,7 +209,7 @@ class PrefixloomCache(BasePrefixCache):
         self._give_back(back)
 
         def tree() -> Sequence[int]:
-            """The pages that the cache has where ``handed`` was."""
+            """Return the pages that the cache has where ``handed`` was."""
             return self._found(tokens, namespace, end).pages(FULL)[first // self.page_size :]
 
         self.slots.rejoin(handed, back, tree)
@@ -221,7 +222,7 @@ class PrefixloomCache(BasePrefixCache):
             self._lock_instead(req, self._found(tokens, namespace, end))
 
     def _found(self, tokens: Tokens, namespace: str, end: int) -> Prefix:
-        """What was published, which hits now."""
+        """Return the prefix that hits now that ``tokens`` were published. InvariantError: it does not end there."""
         plan = self.books.match(tokens, namespace=namespace)
         if plan.ready != end:
             raise InvariantError(f"{end} tokens were published, and then {plan.ready} of them hit: {plan.why}")
@@ -230,7 +231,7 @@ class PrefixloomCache(BasePrefixCache):
         return found
 
     def _lock_instead(self, req: Any, prefix: Prefix) -> None:
-        """The request protects ``prefix`` in place of what it protected."""
+        """Protect ``prefix`` for the request in place of the prefix that it protected."""
         lock = self.lock(prefix)
         prefix.uncover_state()
         self.unlock(req.lock)
@@ -238,10 +239,10 @@ class PrefixloomCache(BasePrefixCache):
         req.last_node = prefix
 
     def release_swa_prefix_lock(self, req: Any) -> None:
-        """A request has decoded so far that it reads nothing more of its prefix's window: publish what it has decoded.
+        """Publish what a request has decoded, if it is so far that it reads no more of its prefix's window.
 
-        Then it protects a window that ends there, and not the one of its prefix. SGLang calls this in each decode step,
-        if ``SGLANG_OPT_RELEASE_PREFILL_SWA`` is set.
+        Then the request protects a window that ends there, and not the one of its prefix. SGLang calls this in each
+        decode step, if ``SGLANG_OPT_RELEASE_PREFILL_SWA`` is set.
         """
         if not self._may_move_on or req.skip_radix_cache_insert or req.finished():
             return
@@ -252,7 +253,7 @@ class PrefixloomCache(BasePrefixCache):
 
     @staticmethod
     def _decoded(req: Any) -> int:
-        """How many tokens of a request are named and surely computed, even if the last pass still runs."""
+        """Return how many tokens of a request are named and surely computed, even if the last pass still runs."""
         named: int = len(req.origin_input_ids) + len(req.output_ids)
         return named - 1
 
@@ -261,7 +262,7 @@ class PrefixloomCache(BasePrefixCache):
             self.states.release(req)
 
     def swa_retain_floor(self, req: Any) -> int | None:
-        """A state that waits to be handed over needs the window before it, and so does what is published next."""
+        """Return where the window begins that the next publication needs; None: no publication needs one."""
         end: int
         if self._may_move_on:
             end = self._decoded(req) // self.page_size * self.page_size
@@ -303,7 +304,7 @@ class PrefixloomCache(BasePrefixCache):
         self._figures = None
 
     def _sizes(self, component: str) -> tuple[int, int]:
-        """What may be evicted, and what is protected."""
+        """Return how many tokens (states) of a component may be evicted, and how many are protected."""
         if self._figures is None:
             self._figures = dict(self.books.stats().components)
         figures = self._figures[component]
@@ -345,12 +346,12 @@ class PrefixloomCache(BasePrefixCache):
         return torch.tensor(states, dtype=torch.int64, device=self.device)
 
     def _cached(self, component: str) -> list[int]:
-        """All page numbers that the books have."""
+        """Return all page numbers that the books have."""
         pool = self.books.pool(component)
         return [page for page in range(pool.capacity) if pool.has(page)]
 
     def available_and_evictable_str(self) -> str:
-        """What SGLang writes to its log when its pools are short, in the words of its own cache."""
+        """Return what SGLang writes to its log when its pools are short, in the words of its own cache."""
         allocator = self.token_to_kv_pool_allocator
         free = allocator.full_available_size() if self._has_windows else allocator.available_size()
         lines = [("full tokens", "full_available_size", free, "full_evictable_size_", self.full_evictable_size())]
@@ -366,7 +367,7 @@ class PrefixloomCache(BasePrefixCache):
         )
 
     def sanity_check(self) -> None:
-        """The books have no slots but those that are cached: the rest is SGLang's."""
+        """Raise if the books hold slots that are not cached; all slots that are not cached are SGLang's."""
         for name, figures in self.books.stats().components.items():
             if figures.free or figures.running:
                 raise InvariantError(f"between two calls, of {name!r} the cache says: {figures}")
@@ -385,5 +386,5 @@ def to_device(tensor: torch.Tensor, device: Any) -> torch.Tensor:
 
 
 def namespace_of(extra_key: str | None, cache_salt: str | None) -> str:
-    """What shares no prefix: SGLang's extra key, which ends with the id of the LoRA adapter, and its salt."""
+    """Return the name under which requests share prefixes: SGLang's extra key, with the LoRA adapter, and its salt."""
     return "" if extra_key is None and not cache_salt else json.dumps([extra_key, cache_salt or None])

@@ -33,7 +33,7 @@ class Pools:
 
 
 def pools_of(params: Any, windows: bool, states: bool) -> Pools:
-    """The sizes of the pools in SGLang's ``CacheInitParams``. ``windows``, ``states``: whether it has such pools."""
+    """Return the pools' sizes in SGLang's ``CacheInitParams``. ``windows``, ``states``: whether it has such pools."""
     allocator, page_size = params.token_to_kv_pool_allocator, params.page_size
     return Pools(
         page_size,
@@ -45,15 +45,15 @@ def pools_of(params: Any, windows: bool, states: bool) -> Pools:
 
 
 def kept_back(params: Any) -> int:
-    """How many tokens behind a boundary SGLang keeps of windows: what its kernels read, or a draft model's."""
+    """Return how many tokens behind a boundary SGLang keeps of windows: what its kernels read, or a draft model's."""
     window: int = params.sliding_window_size
     return max(window, getattr(params, "draft_swa_window", 0))  # SGLang 0.5.22 has no window of draft models
 
 
 def books_for(config: Any, pools: Pools, *, bigrams: bool = False, policy: str = "lru") -> Cache:
-    """The books of a model that SGLang serves. CompositionError: no profile knows it, or its pools do not fit.
+    """Make the books of a model for SGLang. CompositionError: no profile knows the model, or its pools do not fit.
 
-    ``bigrams``: a draft model (EAGLE) shares the slots, so what lies in one depends on the next token too.
+    ``bigrams``: a draft model (EAGLE) shares the slots, so a slot's content depends on the next token too.
     """
     _refuse_sizes(pools)
     kinds = _kinds(config)
@@ -114,7 +114,7 @@ Kinds = dict[str, tuple[list[Buffer], list[int]]]
 
 
 def _kinds(config: Any) -> Kinds:
-    """By kind of slot: what the model stores there, and how many tokens back each window reads."""
+    """Return by kind of slot the buffers of the model, and how many tokens back each window reads."""
     parts = compose(config, capacity=1 << 16, device="meta", debug=False).composition.parts
     kinds: Kinds = {kind: ([], []) for kind in (FULL, SWA, STATE)}
     for part in parts:
@@ -131,7 +131,7 @@ def _kinds(config: Any) -> Kinds:
 
 
 def _reads_back(reach: Any) -> int:
-    """How many tokens before a boundary a window or chunk reads at most."""
+    """Return how many tokens before a boundary a window or chunk reads at most."""
     found = 0
     for boundary in (1 << 20, (1 << 20) - 1):  # a chunk reads most just before it ends
         needed: Sequence[tuple[int, int]] = reach.needs(boundary)
@@ -140,7 +140,7 @@ def _reads_back(reach: Any) -> int:
 
 
 def _joined(manifests: dict[str, Manifest], kinds: Kinds, pools: Pools) -> Manifest:
-    """What lies under the slots of full attention: without a pool for windows, what windows store as well."""
+    """Join the buffers under the slots of full attention: without a pool for windows, also those of windows."""
     kept = [manifests[FULL]] if FULL in manifests else []
     if pools.window is None and SWA in manifests:
         kept.append(manifests[SWA])

@@ -45,7 +45,7 @@ log = logging.getLogger("sglang.prefixloom")
 
 
 def register() -> None:
-    """The entry point. What cannot work is refused by the factory: SGLang only logs what an entry point raises."""
+    """Register the cache: the entry point. SGLang only logs errors raised here, so ``make`` refuses instead."""
     from sglang.srt.mem_cache.registry import register_radix_cache_backend
 
     register_radix_cache_backend(NAME, make)
@@ -99,7 +99,7 @@ def _unknown_model(context: Any, error: CompositionError) -> Any:
 
 
 def _flags() -> Mapping[str, Any]:
-    """The places in SGLang's configuration where the flags stand that are looked at."""
+    """Return the parts of SGLang's configuration that have the flags which are checked."""
     from sglang.srt import runtime_context as context
 
     execution = context.get_exec()

@@ -51,7 +51,7 @@ class Events:
         return self._announcements.failures
 
     def take(self) -> list[Any]:
-        """The events since the last call: what is gone, from the leaves up, and then what has come."""
+        """Return the events since the last call: pages removed, from the leaves up, and then pages stored."""
         return self._announcements.take()
 
     def _new_recorder(self) -> Any:
@@ -111,7 +111,7 @@ class Events:
             self._recorder.record_remove(self._node(PageRange(pages.run, at, at + 1)))
 
     def _numbers(self, pages: PageRange) -> list[int]:
-        """The hashes of pages as numbers, as SGLang writes them where no namespace is hashed in."""
+        """Return the hashes of pages as numbers, as SGLang writes them if it hashes no namespace in."""
         digits = "".join([name[:16] for name in self._pages.names(pages)])
         return [*struct.unpack(f">{pages.end - pages.first}q", bytes.fromhex(digits))]
 
@@ -119,7 +119,7 @@ class Events:
         return self._pages.tokens(pages).tolist()
 
     def _node(self, pages: PageRange) -> Node:
-        """Some pages as a node of SGLang's tree."""
+        """Make a node of SGLang's tree of some pages."""
         node = self._unnamed(pages.run, pages.first, pages.end)
         node.hash_value = node.event_hash_value = self._pages.names(pages)
         return node

@@ -103,7 +103,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
 
 
 def installed() -> str:
-    """The version of SGLang that runs."""
+    """Return the version of SGLang that runs."""
     try:
         return version("sglang")
     except PackageNotFoundError:  # unpacked, and not installed

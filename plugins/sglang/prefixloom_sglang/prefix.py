@@ -58,7 +58,7 @@ class Prefix:
 
 
 def depth_first(prefixes: Sequence[Prefix]) -> list[int]:
-    """The indices of ``prefixes``, depth first, and of each branch first the part that has the most prefixes.
+    """Return the indices of ``prefixes`` depth first, and of each branch first the part with the most prefixes.
 
     SGLang's policy "dfs-weight" serves requests in this order.
     """

@@ -47,7 +47,7 @@ class TokenSlots:
         self.nothing = torch.empty(0, dtype=torch.int64, device=self.device)
 
     def locations(self, pages: Sequence[int] | Pages) -> torch.Tensor:
-        """The token slots of pages, on the device."""
+        """Return the token slots of pages, on the device."""
         if not len(pages):
             return self.nothing
         numbers = self._numbers(pages)
@@ -56,14 +56,14 @@ class TokenSlots:
         return (numbers[:, None] * self.page_size + self._offsets).reshape(-1)
 
     def hand_in(self, row: torch.Tensor, finished: bool) -> Handed | None:
-        """The pages of a part of a request's row that begins and ends at page ends, for the books to take.
+        """Return the pages of a part of a request's row, for the books to take. It begins and ends at page ends.
 
         None: the request still runs, and has given back so much that nobody could resume where this part ends.
         """
         return {FULL: self._pages(row).to("cpu", torch.int32).numpy()}
 
     def give_back(self, back: Back) -> None:
-        """Pages that nobody uses any more go to SGLang's free lists."""
+        """Free pages that nobody uses any more in SGLang's pools."""
         if len(back.get(FULL, ())):
             self._full.free_page_ids(self._numbers(back[FULL]))
 
@@ -110,7 +110,7 @@ class PairedSlots(TokenSlots):
         return {FULL: full, SWA: np.where(windows > 0, windows, -1).astype(np.int32)}
 
     def _is_useless(self, windows: Pages) -> bool:
-        """Whether the request has given back so much of its window that nobody could resume where this part ends."""
+        """Return whether the request has freed so much of its window that nobody could resume where this part ends."""
         (gone,) = np.nonzero(windows == 0)
         return bool(len(gone)) and (len(windows) - 1 - int(gone[-1])) * self.page_size < self._reads_back
 
@@ -130,7 +130,7 @@ class PairedSlots(TokenSlots):
             self._full.free_page_ids(self._numbers(full))
 
     def rejoin(self, handed: Handed, back: Back, tree: Callable[[], Sequence[int]]) -> None:
-        """Where the books took a window's page and had a page of full attention already, these two are a pair now.
+        """Pair each window page that the books took with the page of full attention that they had already.
 
         ``tree`` says which pages of full attention the books have where ``handed`` was.
         """

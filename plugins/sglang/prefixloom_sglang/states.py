@@ -58,11 +58,11 @@ class StateSlots:
 
     # ------------------------------------------------------------ a request hands over
     def length(self, req: Any, up_to: int, finished: bool) -> int:
-        """For how many tokens there is a state that can be handed over; 0: there is none."""
+        """Return for how many tokens there is a state that can be handed over; 0: there is none."""
         return self._newest(req, up_to, finished)[0]
 
     def hand_in(self, req: Any, up_to: int, finished: bool) -> Handed | None:
-        """The slot of that state, for the books to take. None: the request would have no slot to go on with."""
+        """Return the slot of the newest state, for the books. None: the request would have no slot to continue with."""
         if finished:
             return self._hand_in_last(req, up_to)
         fresh = self._take()
@@ -77,7 +77,7 @@ class StateSlots:
         return {STATE: pages_of(fresh.tolist())}
 
     def _hand_in_last(self, req: Any, up_to: int) -> Handed:
-        """A finished request goes on with nothing: what it does not hand over is free."""
+        """Return the slot of a finished request's newest state, and free its other slots."""
         _, index = self._newest(req, up_to, True)
         if self._buffered:
             slot = req.kv.mamba_ping_pong_track_buffer[index].item()
@@ -88,12 +88,12 @@ class StateSlots:
         return {STATE: pages_of([slot])}
 
     def _newest(self, req: Any, up_to: int, finished: bool) -> tuple[int, int]:
-        """The length and the place in the buffer of the newest state that stands for at most ``up_to`` tokens.
+        """Return the length and the place in the buffer of the newest state that covers at most ``up_to`` tokens.
 
-        A state stands for more where a draft model ran past the end of the answer. The one before lies in the other
-        place then: with a draft model, SGLang turns to the other place at each state. Without one it may turn wrongly
-        (``_place_written_now``), but no state stands for more than is kept. What is kept may also end at the prompt
-        (``--strip-thinking-cache``). Then no state of the answer will do, and those of the prompt were handed over.
+        A state covers more if a draft model ran past the end of the answer. Then the state before lies in the other
+        place: with a draft model, SGLang turns to the other place at each state. Without one SGLang may turn wrongly
+        (``_place_written_now``), but no state covers more tokens than are kept. The kept tokens may also end at the
+        prompt (``--strip-thinking-cache``). Then no state of the answer fits, and those of the prompt were handed over.
         """
         if not self._buffered:
             return up_to, -1
@@ -110,7 +110,7 @@ class StateSlots:
         return older, other  # the kernels ran past the tokens that are kept
 
     def _place_written_now(self, req: Any, length: int) -> int | None:
-        """The place of the buffer into which a pass that still runs writes the state at the next boundary.
+        """Return the place of the buffer to which a pass that still runs writes the state at the next boundary.
 
         With overlap, one decode pass may run when a request is found to have ended. Where that pass ends at a boundary,
         it writes to the place that was SGLang's next one when the pass began. SGLang turns to the other place when it
@@ -132,12 +132,12 @@ class StateSlots:
 
     @staticmethod
     def forget(req: Any) -> None:
-        """What the request's buffer holds has been handed over, or belongs to no boundary."""
+        """Forget the states in the request's buffer: they were handed over, or belong to no boundary."""
         req.kv.mamba_last_track_seqlen = None
         req.kv.mamba_prev_track_seqlen = None
 
     def release(self, req: Any) -> None:
-        """The request is over: all its slots are free."""
+        """Free all slots of a request that is over."""
         if req.kv.holds_mamba:
             self._pool.free_mamba_cache(req)
 
@@ -147,7 +147,7 @@ class StateSlots:
             self._allocator.free(self._numbers(back[STATE]))
 
     def _take(self) -> torch.Tensor | None:
-        """One slot, on the device."""
+        """Take one slot, on the device."""
         slot: torch.Tensor | None = self._allocator.alloc(1)
         if slot is None:
             self._make_room(1)

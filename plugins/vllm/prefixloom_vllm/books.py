@@ -46,7 +46,7 @@ Slots = Mapping[str, Many[int]]
 
 
 def size(groups: Many[Group], options: Options, ranks: int) -> int:
-    """The host's slots. Scheduler and workers compute the same from the same options."""
+    """Return how many slots the host has. Scheduler and workers compute the same number from the same options."""
     if options.blocks is not None:
         return options.blocks
     assert options.memory is not None
@@ -127,7 +127,7 @@ class Books:
 
     # ------------------------------------------------------------ finding
     def match(self, tokens: Any, namespace: str, extra: Any) -> MatchPlan:
-        """Where a prompt can resume, with one token left to compute."""
+        """Find where a prompt can resume, with one token left to compute."""
         return self.cache.match(tokens, namespace=namespace, leave=1, extra=extra)
 
     def claim(self, plan: MatchPlan) -> Claimed:
@@ -139,7 +139,7 @@ class Books:
         return Claimed(lease, plan.ready, slots)
 
     def release(self, claimed: Claimed) -> None:
-        """The load is over, or is not made: nobody reads these slots for it any more."""
+        """Release the slots of a load that is over, or is not made. Slots evicted meanwhile are free then."""
         lease, claimed.lease = claimed.lease, None
         if lease is None:
             return
@@ -166,7 +166,7 @@ class Books:
         return taken
 
     def _share(self, wanted: Mapping[str, int]) -> dict[str, list[int]]:
-        """What is free, or the part of it that each should have if it is too little."""
+        """Take as many free slots for each name as it asks for; if there are too few, give each a proportional part."""
         count, have = sum(wanted.values()), len(self.free)
         shares = {}
         for name, asked in wanted.items():
@@ -200,7 +200,7 @@ class Books:
             self.free.extend(mine)
 
     def insert(self, tokens: Any, slots: Slots, start: int, namespace: str, extra: Any) -> Inserted:
-        """The slots have the content of these tokens now: from ``start`` on, and the state at their end."""
+        """Give the cache the content of these slots: tokens from ``start`` on, and the state at their end."""
         self.gains += 1
         for mine in slots.values():
             self._out.difference_update(mine)
@@ -221,7 +221,7 @@ class Books:
                     self.free.append(slot)
 
     def forget(self) -> None:
-        """Nothing that was computed so far is valid any more, nor what a store has of it."""
+        """Invalidate all that was computed so far, in the cache and in the store."""
         self.epoch += 1
         self.gains += 1
         if self._store is not None:

@@ -271,7 +271,7 @@ class PrefixloomPromMetrics(KVConnectorPromMetrics):
 
 
 def new_blocks_of(scheduler_output: Any) -> Iterable[int]:
-    """The blocks that a step was given to write to."""
+    """Yield the blocks that a step was given to write to."""
     for new in scheduler_output.scheduled_new_reqs:
         for blocks in new.block_ids:
             yield from blocks
@@ -283,9 +283,9 @@ def new_blocks_of(scheduler_output: Any) -> Iterable[int]:
 
 
 def extra_keys_of(request: Any, start: int, end: int, size: int) -> list[Any] | None:
-    """What else than tokens vLLM has named a request's blocks in [start, end) by, as its events say it.
+    """Return the extra keys of a request's blocks in [start, end), as vLLM's events give them.
 
-    ``size``: tokens of a block. None: by nothing else.
+    ``size``: tokens of a block. None: only the tokens name these blocks.
     """
     found, image = [], 0
     for at in range(start, end, size):
@@ -295,7 +295,7 @@ def extra_keys_of(request: Any, start: int, end: int, size: int) -> list[Any] | 
 
 
 def form_of(vllm_config: Any, kv_cache_config: Any) -> Form:
-    """How vLLM says what is cached: as its own cache does."""
+    """Return the form of vLLM's events: the classes and functions with which its own cache announces blocks."""
     return Form(
         BlockStored, BlockRemoved, AllBlocksCleared, maybe_convert_block_hash, extra_keys_of,
         {
@@ -319,7 +319,7 @@ def check_parallel(parallel: Any) -> None:
 
 
 def writes_before_asking(vllm_config: Any, kv_cache_config: Any) -> bool:
-    """Whether a worker writes to the new blocks of a step before it asks this connector to finish copies of them.
+    """Return whether a worker writes to a step's new blocks before it asks this connector to finish copies of them.
 
     vLLM's second model runner clears and copies blocks, where there are states or mixed types, before it calls
     ``handle_preemptions``. Then a step must end with its stores.
@@ -328,7 +328,7 @@ def writes_before_asking(vllm_config: Any, kv_cache_config: Any) -> bool:
 
 
 def weights_of(vllm_config: Any, options: Options) -> str:
-    """What tells these weights from others: what the user says, the commit of a hub, or the files of a folder."""
+    """Return a text for these weights alone: the user's, a hub's commit, or a digest of a folder's files."""
     model, load = vllm_config.model_config, vllm_config.load_config
     if options.weights is not None:
         return options.weights
@@ -348,7 +348,7 @@ def weights_of(vllm_config: Any, options: Options) -> str:
 
 
 def digest_of_files(files: Sequence[Path]) -> str:
-    """A digest of weight files: their names and sizes, when they were written, and bytes spread over each."""
+    """Digest weight files: their names and sizes, when they were written, and bytes spread over each."""
     hashed = hashlib.blake2b(digest_size=16)
     for path in files:
         state = path.stat()
@@ -361,7 +361,7 @@ def digest_of_files(files: Sequence[Path]) -> str:
 
 
 def identity_of(vllm_config: Any, kv_cache_config: Any, options: Options, ranks: int) -> Identity:
-    """What content depends on beside its tokens."""
+    """Return all that content depends on beside its tokens."""
     model = vllm_config.model_config
     groups = [
         {"layers": len(group.layer_names), "spec": repr(group.kv_cache_spec)}

@@ -120,7 +120,7 @@ class HostEvents:
         return self._announcements.failures
 
     def guard(self) -> AbstractContextManager[None]:
-        """For what the scheduler does for events alone: errors of the block do not leave it."""
+        """Guard what the scheduler does for events alone: errors of the block do not leave it."""
         return self._announcements.guard()
 
     def name(self, request: Any, namespace: str, tokens: Tokens) -> None:
@@ -131,7 +131,7 @@ class HostEvents:
             self._namings.append(Naming(request, whole, tokens))
 
     def take(self) -> list[Any]:
-        """What has changed since the last call: what is gone, from the leaves up, and then what has come."""
+        """Return the events since the last call: blocks removed, from the leaves up, and then blocks stored."""
         return self._announcements.take()
 
     def _announce(self, changes: list[Change]) -> list[Any]:
@@ -153,7 +153,7 @@ class HostEvents:
         return removed + stored
 
     def _withdraw(self) -> list[Any]:
-        """Everything that was announced, as removed."""
+        """Return events that remove all blocks that were announced."""
         self._pages.begin_again()
         try:
             events = [self._removed(index, [*counts][::-1]) for index, counts in self._announced.items() if counts]
@@ -186,7 +186,7 @@ class HostEvents:
                 break
 
     def _names(self, request: Any, hashes: Sequence[bytes], first: int, end: int) -> list[PageName]:
-        """The names of the pages [first, end) of a path."""
+        """Return the names of the pages [first, end) of a path."""
         page, each = self._pages.page, self._form.hash_tokens
         extras: dict[int, Sequence[Any]] = {}
         for tokens in {group.tokens for group in self._groups}:
@@ -207,9 +207,9 @@ class HostEvents:
 
     # ------------------------------------------------------------ what subscribers are to have
     def _looks(self, found: Differences, had: Mapping[Run, int]) -> list[Look]:
-        """The runs of which something is different, or has names now, from the root down.
+        """Return the runs that differ, or have names now, from the root down.
 
-        ``Differences`` says what is different of pages. Here a page counts from when it has a name, too.
+        ``Differences`` says what is different of pages. Here a page also counts as different when it gets its name.
         """
         runs = {run: before for run, before in found.runs if run.names}
         unchanged = [run for run in had if run not in runs]
@@ -223,7 +223,7 @@ class HostEvents:
         return looks
 
     def _blocks(self, group: Group, pages: Run | Before, named: int) -> int:
-        """Which blocks of a run, or of what it was, subscribers are to have if the first ``named`` pages have names."""
+        """Return the blocks of a run, now or before, that are announced if its first ``named`` pages have names."""
         holder = self._holders[group.name]
         blocks = ones(pages.leads[0] * holder.parts) if group.reach.closed_upward else pages.kept[holder.index]
         return blocks & ones(named * holder.parts)
@@ -262,7 +262,7 @@ class HostEvents:
         return changed
 
     def _hash(self, group: Group, run: Run, block: int) -> bytes:
-        """The hash of one block of a run. A state belongs to the block that ends with its page."""
+        """Return the hash of one block of a run. A state belongs to the block that ends with its page."""
         page, part = divmod(block, self._holders[group.name].parts)
         end = self._pages.page if group.is_state else (part + 1) * group.tokens
         name: PageName = run.names[page]

@@ -42,13 +42,13 @@ class Figures:
                     self.total[name] += count
 
     def add_missed(self, component: str, tier: str, reason: str, tokens: int) -> None:
-        """So many tokens of a prompt were not on the host, for this reason."""
+        """Count so many tokens of a prompt that were not on the host, by component, tier and reason."""
         name = "|".join((MISSED, component, tier, reason))
         with self._lock:
             self._counts[name] = self._counts.get(name, 0) + tokens
 
     def take(self) -> dict[str, float]:
-        """What was counted since the last call."""
+        """Return what was counted since the last call, and begin again."""
         with self._lock:
             counts, self._counts = self._counts, {}
         return counts

@@ -51,7 +51,7 @@ class Group:
         return self.reach.unit == "boundary"
 
     def component(self, ranks: int) -> Component:
-        """The component whose slots hold a block of this group, of all ranks."""
+        """Make the component whose slots hold a block of this group, of all ranks."""
         buffers = []
         for rank in range(ranks):
             for size in sorted({*self.layer_bytes}):
@@ -64,7 +64,7 @@ class Group:
 
 
 def groups_of(kv_cache_config: Any) -> list[Group]:
-    """The groups that a request needs to resume. CompositionError: one of a kind that is not known here."""
+    """Return the groups that a request needs to resume. CompositionError: the kind of a group is not known here."""
     groups = []
     for index, group in enumerate(kv_cache_config.kv_cache_groups):
         specs = dict(_layer_specs(group))
@@ -83,7 +83,7 @@ def groups_of(kv_cache_config: Any) -> list[Group]:
 
 
 def _layer_specs(group: Any) -> Iterator[tuple[str, Any]]:
-    """The spec of each layer; a group of uniform type has one for each, and all others have one for all."""
+    """Yield the name and spec of each layer: its own in a group of uniform type, and the group's in all others."""
     spec = group.kv_cache_spec
     for name in group.layer_names:
         yield name, spec.kv_cache_specs[name] if type(spec).__name__ == "UniformTypeKVCacheSpecs" else spec
@@ -128,16 +128,16 @@ def _group(index: int, group: Any, specs: dict[str, Any], kinds: set[str]) -> Gr
 
 
 def block_bytes(spec: Any) -> int:
-    """The bytes of a block in one layer, without padding."""
+    """Return the bytes of a block in one layer, without padding."""
     unpadded = getattr(spec, "unpadded_page_size_bytes", None)
     return int(spec.state_content_size_bytes if unpadded is None else unpadded)
 
 
 def slot_bytes(groups: Sequence[Group]) -> int:
-    """The bytes of a slot, which holds a block of any group, of one rank. vLLM gives all blocks about as many."""
+    """Return the bytes of one rank's slot, which holds a block of any group. vLLM gives all blocks about as many."""
     return max(group.bytes for group in groups)
 
 
 def tree_page(groups: Sequence[Group]) -> int:
-    """The tokens between two boundaries at which all groups have whole blocks."""
+    """Return the tokens between two boundaries at which all groups have whole blocks."""
     return math.lcm(*(group.tokens for group in groups))

@@ -96,7 +96,7 @@ class Options:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Options:
-        """The options that were given. A name that is none of them is refused."""
+        """Make the options that were given. CompositionError: a name is no option."""
         known = [field.name for field in attrs.fields(cls)]
         for name in given:
             if name not in known:

@@ -26,7 +26,7 @@ NAME = re.compile(r"ReachPolicy\((\d+=[1-9]\d*(?:,\d+=[1-9]\d*)*)\)")
 
 
 def __getattr__(name: str) -> type[ReachPolicy]:
-    """The policy of a name that says what the groups need; vLLM asks this module for it."""
+    """Make the policy whose name says what the groups need; vLLM asks this module for it."""
     found = NAME.fullmatch(name)
     if found is None:
         raise AttributeError(
@@ -78,7 +78,7 @@ class ReachPolicy(CachePolicy):
                     queue.move_to_end(key)
 
     def on_store_miss(self, keys: Iterable[bytes], req_context: Any) -> None:
-        """A step stores these chunks."""
+        """Note how far a request's prefill has come: a step stores these chunks."""
         places = {req_context.get_offload_key_position(key) or 0 for key in keys}
         if len(places) > 1:
             req_context.set_state(Prefill(max(places)))
@@ -87,7 +87,7 @@ class ReachPolicy(CachePolicy):
         self, key_groups: Sequence[Sequence[bytes]], insertion_only_keys: set[bytes], reused_keys: set[bytes],
         req_context: Any,
     ) -> None:  # fmt: skip
-        """A request has ended. Its chunks were used now, the end of its path first."""
+        """Mark the chunks of a request that has ended as used now, the end of its path first."""
         places: dict[bytes, int] = {}
         for keys in key_groups:
             for key in keys:

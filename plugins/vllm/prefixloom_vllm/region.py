@@ -83,14 +83,14 @@ class Region:
 
     # ------------------------------------------------------------ slots
     def layers(self, group: int, rank: int) -> Iterator[torch.Tensor]:
-        """Of each layer of a group, the (slots, bytes) of one rank."""
+        """Yield for each layer of a group the (slots, bytes) of one rank."""
         start = 0
         for size in self._groups[group].layer_bytes:
             yield self._slots_of[rank].as_strided((self._slots, size), (self._slot_bytes, 1), start)
             start += size
 
     def tensors(self) -> dict[str, dict[str, list[torch.Tensor]]]:
-        """The slots of all ranks, as ``compose(tensors=...)`` takes them."""
+        """Return the slots of all ranks, as ``compose(tensors=...)`` takes them."""
         found: dict[str, dict[str, list[torch.Tensor]]] = {}
         for group in self._groups.values():
             mine = found.setdefault(group.name, {})
@@ -119,12 +119,12 @@ class Region:
 
     # ------------------------------------------------------------ copies that are over
     def finish(self, number: int, ok: bool) -> None:
-        """A worker says that its copy is over. What the copy wrote is in memory by now."""
+        """Tell the scheduler that a copy of this rank is over. What the copy wrote is in memory by now."""
         assert self.rank is not None
         self._table[self.rank * self._row + COPIES + number % RING] = number if ok else -number
 
     def finished(self, number: int) -> bool | None:
-        """Whether a copy went well on all ranks; None: it is not over on all of them."""
+        """Return whether a copy succeeded on all ranks; None: some rank has not finished it."""
         well = True
         for rank in range(self.ranks):
             told = self._table[rank * self._row + COPIES + number % RING]
@@ -135,7 +135,7 @@ class Region:
         return well
 
     def mine(self, number: int) -> bool:
-        """Whether a copy of this rank that is over went well."""
+        """Return whether this rank's copy of this number is over and succeeded."""
         assert self.rank is not None
         return self._table[self.rank * self._row + COPIES + number % RING] == number
 
@@ -157,7 +157,7 @@ def _aligned(size: int) -> int:
 
 
 def _opened(path: Path, size: int) -> int:
-    """The file of this size, made by whoever comes first; locked, so that a later process knows that it is in use."""
+    """Open the file of this size, make it if need be, and lock it, so that later processes know that it is in use."""
     if not path.parent.is_dir():
         raise StorageError(f"there is no folder {path.parent} for the shared memory: say another by 'shm'")
     _sweep(path)

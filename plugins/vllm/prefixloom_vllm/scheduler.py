@@ -77,7 +77,7 @@ class Tracked:
     encoded: Tokens = attrs.field(factory=lambda: encode(()))
 
     def tokens(self, upto: int) -> Tokens:
-        """The tokens up to there. Each is encoded once."""
+        """Return the first ``upto`` tokens. Each is encoded once."""
         count, request = self.encoded.count, self.request
         if count < upto:
             more = encode(request.all_token_ids[count : request.num_tokens])
@@ -163,7 +163,7 @@ class SchedulerSide:
         return tracked
 
     def hit(self, request: Any, computed: int) -> int | None:
-        """How many tokens behind the ``computed`` ones the host has; None: ask again later."""
+        """Return how many tokens behind the ``computed`` ones to load from the host; None: ask again later."""
         tracked = self.add(request)
         if tracked is None:
             return 0
@@ -209,7 +209,7 @@ class SchedulerSide:
         return self.books.gains, tracked.request.num_tokens
 
     def _fetches(self, tracked: Tracked, plan: MatchPlan) -> bool:
-        """Whether a store is still being asked for more of a prompt."""
+        """Ask a store, once, for more of a prompt. Return whether it is still being asked."""
         if tracked.fetching is None:
             tracked.fetched = True
             try:
@@ -231,7 +231,7 @@ class SchedulerSide:
         return False
 
     def _name_fetched(self, tracked: Tracked) -> None:
-        """What a store brings of a prompt has the names that the prompt's request gives it."""
+        """Name the pages that a store brings for a prompt as the prompt's request names them."""
         if self.events is not None:
             with self.events.guard():
                 count = tracked.request.num_tokens
@@ -239,7 +239,7 @@ class SchedulerSide:
                 self.events.name(tracked.request, tracked.namespace, tokens)
 
     def take_events(self) -> list[Any]:
-        """The events since the last call."""
+        """Return the events since the last call."""
         if self.events is None:
             return []
         for tracked in self.tracked.values():
@@ -284,7 +284,7 @@ class SchedulerSide:
         self.figures.add(loads=1, loaded_tokens=external)
 
     def finished(self, request: Any) -> None:
-        """A request has ended. Copies of it that are under way go on."""
+        """Release what a request that has ended holds. Its copies under way continue."""
         tracked = self.tracked.get(request.request_id)
         if tracked is not None:
             tracked.finished = True
@@ -307,10 +307,10 @@ class SchedulerSide:
 
     # ------------------------------------------------------------ steps
     def plan(self, scheduled: Mapping[str, int], block_state: Any, new_blocks: Iterable[int]) -> Plan:
-        """What the workers copy along with a step.
+        """Plan what the workers copy along with a step.
 
         ``scheduled``: tokens by request. ``block_state`` tells the blocks of a request, and the states on offer.
-        ``new_blocks``: what this step was given to write to.
+        ``new_blocks``: the blocks that this step was given to write to.
         """
         self.settle()
         self.books.poll()
@@ -334,7 +334,7 @@ class SchedulerSide:
         return Plan(wait_for, tuple(loads), tuple(stores))
 
     def _overwritten(self, new_blocks: Iterable[int]) -> tuple[int, ...]:
-        """The stores that read blocks which something new is written to in this step."""
+        """Return the stores under way that read blocks to which this step writes."""
         if not self._copied_blocks:
             self._new_blocks.clear()
             return ()
@@ -346,7 +346,7 @@ class SchedulerSide:
         return tuple(sorted(found))
 
     def _store(self, tracked: Tracked, computed: int, tables: Sequence[Sequence[int]], offered: Any) -> Copy | None:
-        """A copy of what a step completes of a request, as far as there is room for it."""
+        """Plan the copy of what a step completes of a request, as far as there is room for it."""
         page = self.books.page
         start, end = tracked.stored, max(tracked.stored, computed // page * page)
         if tracked.epoch != self.books.epoch:
@@ -394,14 +394,14 @@ class SchedulerSide:
         return copy
 
     def _room(self, start: int, end: int, wanted: Any, taken: Any) -> int:
-        """The last boundary up to which there are slots for all blocks of components that need whole paths."""
+        """Return the last boundary up to which all components that need whole paths have slots for their blocks."""
         for group in self.groups:
             if group.reach.closed_upward and len(taken[group.name]) < len(wanted[group.name]):
                 end = min(end, start + len(taken[group.name]) * group.tokens)
         return end // self.books.page * self.books.page
 
     def _next(self) -> int:
-        """The number of a new copy, whose place in the region's table no copy under way has."""
+        """Return the number of a new copy. No copy under way has its place in the region's table."""
         self._number += 1
         while self._number % RING in self._places:
             self._number += 1
@@ -437,7 +437,7 @@ class SchedulerSide:
             self._forget_finished(store.tracked)
 
     def _enter(self, store: Store, ok: bool) -> None:
-        """The host has the content of a store: hand it to the books, boundary by boundary."""
+        """Give the books the content of a store that is over, boundary by boundary, unless the store failed."""
         tracked, request = store.tracked, store.tracked.request
         left = store.slots
         if not ok:
@@ -505,7 +505,7 @@ class SchedulerSide:
 
 
 def _offered(group: Group, found: int, end: int, offered: Iterable[tuple[int, int, int]]) -> list[tuple[int, int]]:
-    """The (position, block) of the states that vLLM offers and the host does not have, up to ``end``.
+    """Return the (position, block) of the states that vLLM offers and the host does not have, up to ``end``.
 
     vLLM offers a state when it knows the tokens up to there, which may be a step after the pages were sent.
     """
@@ -516,13 +516,13 @@ def _offered(group: Group, found: int, end: int, offered: Iterable[tuple[int, in
 
 
 def _positions(group: Group, table: Sequence[int], start: int, end: int) -> list[tuple[int, int]]:
-    """The (position, block) of a group's blocks that hold tokens or boundaries from ``start`` to ``end``."""
+    """Return the (position, block) of a group's blocks that hold tokens or boundaries from ``start`` to ``end``."""
     pages = range(start // group.tokens, min(end // group.tokens, len(table)))
     return [(at, table[at]) for at in pages if table[at]]
 
 
 def namespace_of(request: Any) -> str:
-    """What separates requests of equal tokens: the adapter, and the salt."""
+    """Return the text that separates requests of equal tokens: the adapter, and the salt."""
     lora = request.lora_request
     if lora is None and not request.cache_salt:
         return ""

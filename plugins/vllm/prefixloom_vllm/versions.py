@@ -72,7 +72,7 @@ def check_interface(version: str) -> None:
 
 
 def changed() -> list[str]:
-    """What of the interface is not there, in words."""
+    """List in words the classes, methods and parameters that this vLLM lacks of the interface."""
     found = []
     for (module, name), methods in INTERFACE.items():
         try:

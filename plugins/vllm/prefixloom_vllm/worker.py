@@ -82,14 +82,14 @@ class WorkerSide:
             self._run(self._loader, copy, to_host=False)
 
     def store(self, plan: Plan) -> None:
-        """The layers are enqueued: begin what the step stores."""
+        """Begin the stores of a step, whose layers are enqueued."""
         for copy in plan.stores:
             self._run(self._storer, copy, to_host=True)
         if self.at_once and self._storer is not None:
             self._storer.wait([copy.number for copy in plan.stores])
 
     def loaded(self) -> tuple[set[str], set[str]]:
-        """The requests whose loads are over, and of these the ones whose loads failed."""
+        """Return the requests whose loads are over, and of these the ones whose loads failed."""
         over, failed = set(), set()
         assert self._loader is not None or not self._loads
         for number in [number for number in self._loads if self._loader and self._loader.over(number)]:
@@ -115,7 +115,7 @@ class WorkerSide:
                 move_slots(host, slots, device, blocks)
 
     def _over(self, copy: Copy, to_host: bool, seconds: float | None) -> None:
-        """A copy is over. It took so long; None: it failed."""
+        """Count a copy that is over, and tell the scheduler. ``seconds``: how long it took; None: it failed."""
         if seconds is not None:
             size = sum(len(slots) * self.groups[index].bytes for index, (_, slots) in copy.pairs.items())
             kind = "stored" if to_host else "loaded"
@@ -213,7 +213,7 @@ class Copier:
 
 
 def blocks_of(name: str, cache: torch.Tensor, blocks: int, size: int) -> torch.Tensor:
-    """A layer's memory as (blocks, bytes), whatever its type and shape."""
+    """Return a layer's memory as (blocks, bytes), whatever its type and shape."""
     if cache.shape[0] % blocks:
         raise CompositionError(f"layer {name!r} has {cache.shape[0]} blocks, and vLLM said {blocks}")
     one = cache.view(blocks, -1, *cache.shape[1:])[0] if cache.shape[0] != blocks else cache[0]
