@@ -89,7 +89,7 @@ class OrderedEvents:
         self._go_on()
 
     def _begins_again(self, payload: bytes) -> bool:
-        """Whether this batch with a smaller number is of a publisher that was started again."""
+        """Return whether a publisher that was started again sent this batch with a smaller number; if so, reset."""
         try:
             batch = decode_batch(payload)
         except ValueError:
@@ -200,7 +200,7 @@ class EventFollower:
         return answers is not None
 
     def answers(self, number: int, seconds: float = 5.0) -> list[tuple[int, bytes]] | None:
-        """What a replay from ``number`` on has. None: it did not come to its end in time."""
+        """Return the batches of a replay from ``number`` on. None: the replay did not end in time."""
         assert self._replay is not None
         found: list[tuple[int, bytes]] = []
         with self._to(zmq.DEALER, self._replay, 0) as dealer:

@@ -37,7 +37,7 @@ def salt_digest(label: PageLabel) -> str | None:
 
 
 def block_hash(digest: bytes, part: int = -1) -> int:
-    """The hash on the wire: of a page, or of a component's smaller page, the ``part``-th of it."""
+    """Return the hash on the wire of a page, or of its ``part``-th smaller page of a component."""
     if part >= 0:
         digest = hashlib.blake2b(digest + part.to_bytes(4, "big"), digest_size=8).digest()
     return int.from_bytes(digest[:8], "big")

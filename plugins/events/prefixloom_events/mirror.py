@@ -52,7 +52,7 @@ class Mirror:
         self._pages.begin_again()
 
     def snapshot(self) -> list[KVEvent]:
-        """All there is, as events that begin with ``AllBlocksCleared``."""
+        """Return events for all pages, beginning with ``AllBlocksCleared``."""
         return self._events(self._pages.everything())
 
     @property
@@ -61,7 +61,7 @@ class Mirror:
         return self._pages.pages
 
     def _digests(self, run: Run, first: int, end: int) -> list[bytes]:
-        """The digests of some pages of a run."""
+        """Return the digests of some pages of a run."""
         chain = self._pages.chain
         return chain.pages(run.tokens, run.name_above(first) or root_digest(run.label, chain), first, end)
 
@@ -107,7 +107,7 @@ class Mirror:
         stored += [self._stored(pages, group, medium, holder) for pages in come]
 
     def _hashes(self, several: Iterable[PageRange], holder: Holder | None) -> list[int]:
-        """The hashes of pages; of a component whose pages are smaller, of these."""
+        """Return the hashes of pages, or of the smaller pages of a component."""
         found = []
         for pages in several:
             parts = 1 if holder is None else holder.parts
@@ -145,7 +145,7 @@ class Mirror:
         )
 
     def _before(self, run: Run, first: int, parts: int) -> int | None:
-        """The hash of the block before the ``first`` one of a run; None if there is none."""
+        """Return the hash of the block before the ``first`` one of a run; None if there is none."""
         if parts > 1 and first % parts:
             (digest,) = self._pages.names(PageRange(run, first // parts, first // parts + 1))
             return block_hash(digest, first % parts - 1)
@@ -160,9 +160,9 @@ def _group_of(holder: Holder) -> int:
 
 
 def _kind_of(reach: Reach) -> tuple[str | None, int | None]:
-    """What decoders of other projects call the group of a component, and its window.
+    """Return the name that other projects' decoders have for a component's group, and its window.
 
-    A component that needs everything has no name here: they would take its pages for such that can be resumed from.
+    A component that needs whole paths has no name here: decoders would take its pages for pages to resume from.
     """
     if reach.unit == "boundary":
         return "mamba", None
@@ -172,7 +172,7 @@ def _kind_of(reach: Reach) -> tuple[str | None, int | None]:
 
 
 def _extra_keys(extra: Sequence[tuple[int, int, bool, Any]]) -> list[Any] | None:
-    """The extra keys of a block, each with the position in it from which on it holds."""
+    """Return the extra keys of a block, each with its first position in the block."""
     if not extra:
         return None
     return [[plain_key(key), lo] for lo, _, _, key in extra]

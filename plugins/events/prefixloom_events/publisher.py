@@ -253,7 +253,7 @@ class ReplayBuffer:
             self._bytes -= len(self._kept.popleft()[1])
 
     def since(self, number: int) -> list[tuple[int, bytes]] | None:
-        """The batches from ``number`` on. None: some of them are gone, or were never there."""
+        """Return the batches from ``number`` on. None: some of them are gone, or were never there."""
         if not self._kept or not self._kept[0][0] <= number <= self._kept[-1][0] + 1:
             return None
         return [self._kept[at] for at in range(number - self._kept[0][0], len(self._kept))]
@@ -269,7 +269,7 @@ class _Replay:
 
 
 def bound_at(bound: zmq.Socket[bytes]) -> str:
-    """Where others connect to."""
+    """Return the endpoint to which others connect."""
     return bound.getsockopt_string(zmq.LAST_ENDPOINT)
 
 
@@ -527,7 +527,7 @@ class _Sender:
         self.counts.replays += 1
 
     def _everything(self) -> list[tuple[int, bytes]]:
-        """One batch with all there is, with the number of the last that was sent. Nothing before the first."""
+        """Return one batch with all pages, numbered as the last batch that was sent; none before the first."""
         if not self._next:
             return []
         if self._snapshot is None:

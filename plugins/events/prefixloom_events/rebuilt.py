@@ -91,10 +91,10 @@ class RebuiltCache:
 
     # ------------------------------------------------------------ answering
     def pages(self, tokens: Any, *, medium: str = "GPU", group: int = PAGES, **named: Any) -> int:
-        """How many of ``tokens`` are announced under one group: under the first, what routers say that know no other.
+        """Return how many of ``tokens`` one group announces. By default the first: many routers know no other.
 
-        ``named``: ``salt``, ``lora_name`` and ``extra``, as in ``boundary``. How long a page is, the first group says:
-        until it has had one, the answer is 0.
+        ``named``: ``salt``, ``lora_name`` and ``extra``, as in ``boundary``. The first group says how long a page is.
+        Until it has had a page, the answer is 0.
         """
         blocks = self.blocks.get((group, medium), set())
         size = self._sizes.get(group, self._page)
@@ -107,9 +107,9 @@ class RebuiltCache:
         return found
 
     def boundary(self, tokens: Any, *, medium: str = "GPU", **named: Any) -> int:
-        """The deepest boundary of ``tokens`` that can be resumed at: what ``Cache.peek`` says.
+        """Return the deepest boundary of ``tokens`` to resume at, as ``Cache.peek`` does.
 
-        With ``medium="CPU"`` what is below the device counts as well, as in ``MatchPlan.restorable``. ``salt`` and
+        With ``medium="CPU"`` pages below the device count as well, as in ``MatchPlan.restorable``. ``salt`` and
         ``lora_name`` are those of the request's events, ``extra`` the (start, end, key) spans of its extra keys.
         """
         group = next((group for group, name in self.names.items() if name == ""), None)
@@ -128,7 +128,7 @@ class RebuiltCache:
     def _digests(
         self, tokens: Any, salt: str | None = None, lora_name: str | None = None, extra: Iterable[Any] = ()
     ) -> Iterable[tuple[int, bytes]]:
-        """The digest of each page of ``tokens``, and which one it is, from 1 on."""
+        """Yield the number of each page of ``tokens``, from 1 on, and its digest."""
         if not self._page:
             return
         chain = PageChain(self._page, self._lookahead)
@@ -136,6 +136,6 @@ class RebuiltCache:
         yield from enumerate(digests, 1)
 
     def same_as(self, other: RebuiltCache) -> bool:
-        """Whether both have the same blocks."""
+        """Return whether both have the same blocks."""
         mine = {where: blocks for where, blocks in self.blocks.items() if blocks}
         return mine == {where: blocks for where, blocks in other.blocks.items() if blocks}

@@ -20,7 +20,7 @@ from .wire import PAGES, beside, decode_batch
 
 
 def same_as_snapshot(follower: EventFollower) -> bool | None:
-    """Whether what was rebuilt is what a snapshot says. None: there is no answer, or more came meanwhile."""
+    """Return whether the rebuilt cache equals a snapshot. None: there is no answer, or more events came meanwhile."""
     answers = follower.answers(ASK_FOR_ALL)
     if not answers:
         return None

@@ -97,7 +97,7 @@ def frames_of(topic: bytes, number: int, payload: bytes) -> tuple[bytes, bytes, 
 
 
 def read_frames(frames: Sequence[bytes]) -> tuple[int, bytes] | None:
-    """The sequence number and the batch of a message; None if it has another form."""
+    """Return the sequence number and the batch of a message; None if it has another form."""
     if len(frames) != 3 or len(frames[1]) != 8:
         return None
     return int.from_bytes(frames[1], "big"), frames[2]
@@ -109,24 +109,24 @@ def plain_text(text: str) -> str:
 
 
 def plain_key(key: Any) -> str | bytes | int:
-    """An extra key so that it can be encoded: as it is, or as text."""
+    """Return an extra key that can be encoded: the key as it is, or its text."""
     if type(key) in (bytes, bool) or (type(key) is int and -(1 << 63) <= key < 1 << 64):
         return key  # type: ignore[no-any-return]
     return plain_text(key if type(key) is str else repr(exact_key(key)))
 
 
 def is_snapshot(events: Iterable[KVEvent]) -> bool:
-    """Whether a batch says all there is: it begins with ``AllBlocksCleared``."""
+    """Return whether a batch is a snapshot, which begins with ``AllBlocksCleared``."""
     return isinstance(next(iter(events), None), AllBlocksCleared)
 
 
 def is_ipv6(endpoint: str) -> bool:
-    """Whether a socket for ``endpoint`` has to speak IPv6, which ZeroMQ does only if it is told to."""
+    """Return whether a socket for ``endpoint`` needs IPv6, which ZeroMQ speaks only if its option is set."""
     return endpoint.startswith("tcp://[")
 
 
 def beside(endpoint: str) -> str:
-    """Where replays are asked for, if nobody says: at the next port."""
+    """Return the endpoint of replays, if the user names none: the next port."""
     head, _, port = endpoint.rpartition(":")
     if endpoint.startswith("tcp://") and port.isdigit():
         return f"{head}:{int(port) + 1 if int(port) else 0}"

@@ -60,7 +60,7 @@ class Announcements:
         self._anew_after = 0.0
 
     def take(self) -> list[Any]:
-        """The events since the last call."""
+        """Return the events since the last call."""
         with self.guard():
             if not (self._is_wrong or self._is_withdrawn or self._journal.missing):
                 return self._announce(self._journal.take())

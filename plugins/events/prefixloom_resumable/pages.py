@@ -47,7 +47,7 @@ class Differences:
     runs: tuple[tuple[Run, Before], ...]
 
     def leading(self, level: int) -> tuple[list[PageRange], list[PageRange]]:
-        """The pages that lead to no boundary any more, and those that lead to one now."""
+        """Return the pages that lead to no boundary any more, and the pages that lead to one now."""
         gone, come = [], []
         for run, before in self.runs:
             was, leads = before.leads[level], run.leads[level]
@@ -58,11 +58,11 @@ class Differences:
         return gone, come
 
     def resumable(self, level: int) -> tuple[list[PageRange], list[PageRange]]:
-        """The pages at whose end nobody can resume any more, and those at whose end one can now."""
+        """Return the pages at whose end nobody can resume any more, and the pages at whose end somebody can now."""
         return _different((run, before.resumable[level], run.resumable[level]) for run, before in self.runs)
 
     def kept(self, holder: Holder) -> tuple[list[PageRange], list[PageRange]]:
-        """The pages of a component that one tier has lost, and those that it has come by."""
+        """Return the pages of a component that one tier has lost, and the pages that it has gained."""
         return _different((run, before.kept[holder.index], run.kept[holder.index]) for run, before in self.runs)
 
 
@@ -149,7 +149,7 @@ class ResumablePages:
         self._began = False
 
     def everything(self) -> Differences:
-        """All there is."""
+        """Return all pages as differences from an empty cache."""
         nothing, levels = (0,) * len(self.holders), (0,) * len(self.tiers)
         runs = sorted(self._all(), key=_first_of)
         return Differences(True, tuple((run, Before(nothing, levels, levels)) for run in runs))
@@ -183,7 +183,7 @@ class ResumablePages:
         return _path_to(run, min(used, run.live))
 
     def names(self, pages: PageRange) -> list[Any]:
-        """The names of some pages. Those that are missing are made, from the root down."""
+        """Return the names of some pages; make the missing ones from the root down."""
         run, end = pages.run, pages.end
         if len(run.names) < end:
             lacking = [run]
@@ -196,20 +196,20 @@ class ResumablePages:
         return run.names[pages.first : end]
 
     def tokens(self, pages: PageRange, parts: int = 1) -> Tokens:
-        """The tokens of some pages.
+        """Return the tokens of some pages.
 
-        ``parts``  how many of these pages a page of the tree has: those of a component may be smaller
+        ``parts``: how many of these pages a page of the tree has, because a component's may be smaller
         """
         size = self.page // parts
         return pages.run.tokens.piece(pages.first * size, pages.end * size)
 
     def looked_at(self, pages: PageRange) -> list[list[int]]:
-        """The tokens behind each of some pages that its content depends on."""
+        """Return the tokens behind each of some pages on which the page's content depends."""
         ends = range((pages.first + 1) * self.page, (pages.end + 1) * self.page, self.page)
         return [pages.run.tokens.part(end, end + self.lookahead).tolist() for end in ends]
 
     def extras(self, pages: PageRange) -> list[tuple[tuple[int, int, bool, Any], ...]] | None:
-        """The extra keys of each of some pages, as ``Tokens.extra_in`` has them; None if none has any."""
+        """Return the extra keys of each of some pages, as ``Tokens.extra_in`` does; None if no page has any."""
         tokens, width = pages.run.tokens, self.page + self.lookahead
         if not tokens.extra:
             return None
@@ -281,7 +281,7 @@ class ResumablePages:
 
     # ------------------------------------------------------------ paths
     def _find(self, root: Run, tokens: Tokens, count: int) -> tuple[Run, int]:
-        """The deepest run on the first ``count`` pages of a path, and how many of its pages are on it."""
+        """Find the deepest run on the first ``count`` pages of a path, and how many of its pages are on the path."""
         run, used, at = root, 0, 0
         while at < count and used == run.count:
             child = run.children.get(self._identity(tokens, at))
@@ -292,12 +292,12 @@ class ResumablePages:
         return run, used
 
     def _identity(self, tokens: Tokens, page: int) -> bytes:
-        """What a page of ``tokens`` is, among those below the same page."""
+        """Return the identity of a page of ``tokens`` among the pages below the same page."""
         start = page * self.page
         return tokens.identity(start, start + self.page + self.lookahead)
 
     def _common(self, run: Run, tokens: Tokens, most: int) -> int:
-        """How many of the first pages of ``run`` a path has that comes to it. It has ``most`` pages from there on."""
+        """Return how many of the first pages of ``run`` are on a path, which has ``most`` pages from there on."""
         start = run.first * self.page
         most = min(run.count, most)
         piece = tokens.piece(start, start + most * self.page + self.lookahead)
@@ -457,7 +457,7 @@ class ResumablePages:
 
 
 def _path_to(run: Run, used: int) -> list[tuple[Run, int]]:
-    """The runs from below the root to ``run``, and how many of the first pages of each are on the path."""
+    """Return the runs from below the root to ``run``, and how many of the first pages of each are on the path."""
     found = []
     while run.parent is not None:
         found.append((run, used))

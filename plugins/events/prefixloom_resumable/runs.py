@@ -61,7 +61,7 @@ class Run:
         return (self.first + self.count) * self.page
 
     def name_above(self, page: int) -> Any:
-        """The name of the page before one of its pages; None if there is none."""
+        """Return the name of the page before a page of this run; None if there is none."""
         if page:
             return self.names[page - 1]
         parent = self.parent
@@ -78,7 +78,7 @@ class Before:
     leads: tuple[int, ...]
 
     def halves(self, page: int, parts: tuple[int, ...]) -> tuple[Before, Before]:
-        """What its first ``page`` pages were, and the others. ``parts``: by holder, bits of a page."""
+        """Split at ``page`` what this run was. ``parts``: by holder, bits of a page."""
         low = [halved(bits, page * each) for bits, each in zip(self.kept, parts, strict=True)]
         can = [halved(bits, page) for bits in self.resumable]
         return (
@@ -94,12 +94,12 @@ def ones(count: int) -> int:
 
 
 def halved(bits: int, at: int) -> tuple[int, int]:
-    """The lowest ``at`` bits, and the others."""
+    """Split bits into the lowest ``at`` and the others."""
     return bits & ones(at), bits >> at
 
 
 def stretches(bits: int) -> Iterator[tuple[int, int]]:
-    """Where bits follow each other, the lowest first: from which on, and up to which."""
+    """Yield the start and end of each stretch of set bits, the lowest first."""
     at = 0
     while bits:
         zeros = (bits & -bits).bit_length() - 1

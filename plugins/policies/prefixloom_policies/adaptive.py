@@ -145,7 +145,7 @@ class AdaptiveQueue(Queue):
             self.memory.put_first(self._marks(record), record.visit)
 
     def remove(self, cell: EvictableCell) -> None:
-        """A path is used from now on: note what an LRU pool has of it, before other requests that run are done."""
+        """Remove a cell whose path is used now, and note how deep an LRU pool has it, before other requests end."""
         record = self.known[cell]
         record.away = True
         self._take(cell, record)
@@ -232,7 +232,7 @@ class AdaptiveQueue(Queue):
                 self._divide_marks(below)
 
     def _come(self, cell: EvictableCell, record: CellRecord, again: bool) -> None:
-        """A cell may be evicted from now on. ``again``: it was here before, and was used since."""
+        """Make a cell evictable. ``again``: it was evictable before, and was used since."""
         visit = record.visit
         if visit is None or again or visit.over:
             self._use(record, again)
@@ -264,7 +264,7 @@ class AdaptiveQueue(Queue):
 
     # ------------------------------------------------------------ visits
     def _use(self, record: CellRecord, again: bool) -> None:
-        """A path was used: end the visit that it goes on from, and begin one."""
+        """Count a use of a path: end the visit that it continues, and begin one."""
         ages = self.ages
         fresh = self._fresh if not again and self._fresh and self._fresh[0] is record.node else []
         above = self._at.get(fresh[-1].parent) if fresh else record
@@ -309,7 +309,7 @@ class AdaptiveQueue(Queue):
             record.visit = None
 
     def judge(self, asked: int, turn: int, hit: int, with_lru: int) -> None:
-        """A path was used that was here up to ``hit``, and in an LRU pool up to ``with_lru``: choose the order."""
+        """Choose the order: a path was used that was here up to ``hit``, and in an LRU pool up to ``with_lru``."""
         self._asked += asked
         self._missed += asked - hit
         if turn > 1:

@@ -75,7 +75,7 @@ class Ages:
             self._alive = [_in_pairs(row) for row in self._alive]
 
     def end(self, visit: Visit, used: bool) -> None:
-        """A visit is over. It is ended once."""
+        """End a visit, unless it is over. ``used``: another visit continues it."""
         if visit.over:
             return
         visit.over = True
@@ -92,19 +92,19 @@ class Ages:
             self._used[kind][at] += 1
 
     def release(self, visit: Visit) -> None:
-        """One cell or mark less knows the path of a visit."""
+        """End the visit if this was the last cell or mark that knows its path."""
         visit.held -= 1
         if not visit.held:
             self.end(visit, False)
 
     def fade(self) -> None:
-        """What was learned counts half from now on."""
+        """Halve the weight of all that was learned."""
         for table in (self._used, self._ended, self._rest):
             for row in table:
                 row[:] = [each / 2 for each in row]
 
     def rates(self) -> list[list[float]]:
-        """By class and range the uses per token of time. They fall with the age, unless many uses say otherwise."""
+        """Return by class and range the uses per token of time. Rates fall with age, unless many uses say otherwise."""
         seen = [self._seen(kind) for kind in range(self.kinds)]
         believed, shared, doubt = self._belief, self._shared, self._doubt
         common = []
@@ -144,7 +144,7 @@ class Ages:
         return seen
 
     def index(self) -> list[list[float]]:
-        """By class and range of ages: the steepest way up from there in the picture of uses over time, O(n)."""
+        """Return by class and range of ages the steepest way up from there in the picture of uses over time."""
         found = []
         for row in self.rates():
             left = 1.0
@@ -174,7 +174,7 @@ def _in_pairs(row: Counter[int]) -> Counter[int]:
 
 
 def falling_fit(rates: list[float], weights: list[float]) -> list[float]:
-    """The rates nearest to these, by weighted squares, of which none is above the one before it."""
+    """Return the rates nearest to these, by weighted squares, of which none is above the one before it."""
     pools: list[tuple[float, float, int]] = []
     for rate, weight in zip(rates, weights, strict=True):
         weight, count = weight + 1e-3, 1

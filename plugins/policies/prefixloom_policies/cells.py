@@ -67,9 +67,9 @@ class Prints:
         self._ends: dict[PathNode, int] = {}
 
     def marks(self, node: PathNode, mask: int) -> list[tuple[int, int]]:
-        """Of the positions that are printed in the edge of ``node``, those whose print has no bit of ``mask``.
+        """Return the marks of the edge of ``node``: its printed positions whose print has no bit of ``mask``.
 
-        Each as the depth up to which it stands for the edge, and the print of the path up to it, the deepest first.
+        Each is the depth up to which it represents the edge, and the print of the path up to it, deepest first.
         """
         key = getattr(node, "key", None)
         if not key:

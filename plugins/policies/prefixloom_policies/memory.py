@@ -28,12 +28,12 @@ class PathMemory:
         self._older: OrderedDict[int, Visit] = OrderedDict()
 
     def recent(self, marks: Sequence[Mark]) -> int:
-        """How deep an LRU pool has a path. ``marks``: of the path, the deepest first."""
+        """Return how deep an LRU pool has a path. ``marks``: those of the path, the deepest first."""
         recent = self._recent
         return next((depth for depth, mark in marks if mark in recent), 0)
 
     def seen(self, marks: Sequence[Mark]) -> tuple[int, Visit | None]:
-        """How deep a path was seen, and the last visit there: to its end, if its last mark is one of the path."""
+        """Return how deep a path was seen, and the last visit there: to its end, if its last mark is on the path."""
         recent, older = self._recent, self._older
         for depth, mark in marks:
             visit = recent.get(mark) or older.get(mark)
@@ -42,7 +42,7 @@ class PathMemory:
         return 0, None
 
     def use(self, marks: Sequence[Mark], visit: Visit) -> None:
-        """A visit uses marks, the deepest first: so that is what an LRU pool evicts first."""
+        """Give marks to a visit, the deepest first, so that an LRU pool evicts the deepest first."""
         recent, older = self._recent, self._older
         for _, mark in marks:
             old = recent.pop(mark, None) or older.pop(mark, None)
@@ -53,20 +53,20 @@ class PathMemory:
                     self._ages.release(old)
 
     def put_first(self, marks: Sequence[Mark], visit: Visit) -> None:
-        """What only this visit used goes next from an LRU pool."""
+        """Put the marks that only this visit used at the front of an LRU pool's order of eviction."""
         for _, mark in reversed(marks):
             if self._recent.get(mark) is visit:
                 self._recent.move_to_end(mark, last=False)
 
     def lose(self, marks: Sequence[Mark]) -> None:
-        """What the pool lost by no choice of its own, an LRU pool has lost as well."""
+        """Count marks that the pool lost by no choice of its own as lost by an LRU pool too."""
         for _, mark in marks:
             visit = self._recent.pop(mark, None)
             if visit is not None:
                 self._older[mark] = visit
 
     def shrink(self, held: int) -> None:
-        """The pool has so many marks, and is full."""
+        """Shrink an LRU pool to ``held`` marks: so many has the pool, and is full."""
         recent, older = self._recent, self._older
         while len(recent) > held:
             mark, visit = recent.popitem(last=False)

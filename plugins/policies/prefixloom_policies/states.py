@@ -27,12 +27,12 @@ KNEE = 24576
 
 
 def work(tokens: int) -> float:
-    """The work to compute so many tokens from the front, in tokens without attention."""
+    """Return the work to compute so many tokens from the front, in tokens without attention."""
     return tokens * (1 + tokens / (2 * KNEE))
 
 
 def saved(state: StateView) -> float:
-    """The work that the state saves over the state above it."""
+    """Return the work that the state saves over the state above it."""
     return work(state.boundary) - work(state.above)
 
 

@@ -74,7 +74,7 @@ class RedisValues:
         return answer if isinstance(answer, Exception) else answer is not None
 
     def present(self, names: Sequence[str]) -> list[bool]:
-        """Whether they are there. With a time to live, it begins anew: who looks for a record is about to use it."""
+        """Return whether values exist. Renew any time to live, because who looks for a record is about to use it."""
         return self._each("EXISTS", names) if self._ttl is None else self._each("PEXPIRE", names, self._ttl)
 
     def remove(self, names: Sequence[str]) -> None:
@@ -109,7 +109,7 @@ class RedisValues:
 
 
 def value_of(answer: Any) -> memoryview | Exception | None:
-    """What an answer of the server says of a value."""
+    """Return the value in an answer of the server."""
     if is_wrong_type(answer):
         return memoryview(b"")  # a list, or another thing that others wrote there: damage, and so it is removed
     return answer if answer is None or isinstance(answer, Exception) else memoryview(answer)

@@ -112,7 +112,7 @@ class ServerStore:
         return {at: self._record(keys[at], by_name[self.name_of(keys[at])], targets[at]) for at in lot}
 
     def _record(self, key: Key, value: memoryview | Exception | None, target: memoryview | None) -> Record | Miss:
-        """What a value is, beside what it should be."""
+        """Return the record of a value, or why the value is none."""
         if isinstance(value, Exception):
             return self._failed(key, value)
         if value is None:
@@ -127,7 +127,7 @@ class ServerStore:
         return checked(key, header, payload)
 
     def _told(self, answers: Sequence[Record | Miss]) -> tuple[Record | Miss, ...]:
-        """Where a record is absent and the server has other fingerprints only, say what is different in them."""
+        """Explain records that are absent because the server has other fingerprints only: say how these differ."""
         absent = {a.key.fingerprint for a in answers if isinstance(a, Miss) and a.reason == "absent"}
         others = {each: self._differences(each) for each in absent if not self._has(each)}
         return tuple(
@@ -208,7 +208,7 @@ class ServerStore:
         return tuple(found)
 
     def status(self) -> Status:
-        """The counts of this process, and the room of the whole server. How many records there are is not known."""
+        """Return this process's counts, and the whole server's room. How many records the server has is not known."""
         room = self._ask(self.values.room)
         used, capacity = (0, None) if isinstance(room, Exception) else room
         with self._lock:
@@ -229,7 +229,7 @@ class ServerStore:
         return f"{self._prefix}/{key.fingerprint.digest.hex()}/{key.content.hex()}"
 
     def _ask(self, call: Callable[P, T], *given: P.args, **named: P.kwargs) -> T | Exception:
-        """The server's answer, or its error."""
+        """Return the server's answer, or its error."""
         with self._lock:
             if self._closed:
                 return Closed("the store was closed")
@@ -268,7 +268,7 @@ class ServerStore:
         return None
 
     def _has(self, own: Fingerprint) -> bool:
-        """Whether the server has records of a fingerprint, as far as is known."""
+        """Return whether the server has records of a fingerprint, as far as is known."""
         if own.digest not in self._noted and own.digest not in self._notes:
             self._read_notes()
         return own.digest in self._noted or own.digest in self._notes
@@ -283,7 +283,7 @@ class ServerStore:
                 self._notes, self._notes_until = dict(read), time.monotonic() + NOTES_FOR
 
     def _differences(self, own: Fingerprint) -> tuple[str, ...]:
-        """What is different in each other fingerprint of the server, the most alike one first."""
+        """Return how each other fingerprint of the server differs, the most similar one first."""
         with self._lock:
             others = [there for digest, there in self._notes.items() if digest != own.digest]
         return tuple(differences(own, others))
@@ -302,7 +302,7 @@ def is_damaged(answer: Record | Miss) -> bool:
 
 
 def read_note(item: tuple[str, str]) -> tuple[bytes, Fingerprint | None] | None:
-    """The digest and the fingerprint of a note; None if its name is no digest."""
+    """Return the digest and the fingerprint of a note; None if its name is no digest."""
     name, text = item
     try:
         digest = bytes.fromhex(name)
@@ -324,7 +324,7 @@ def opening(url: str) -> Iterator[None]:
 
 
 def shown(error: BaseException) -> str:
-    """An error in one line of bounded length."""
+    """Return an error as one line of bounded length."""
     text = without_passwords(" ".join(str(error).split()))
     return f"{type(error).__name__}: {text}"[:300] if text else type(error).__name__
 
