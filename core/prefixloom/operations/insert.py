@@ -103,7 +103,7 @@ def insert(
 
 
 def lend(core: Core, slots: Mapping[str, Any]) -> None:
-    """An engine lends slots without content: sequences, loads from below and checkpoints may use them."""
+    """Take slots without content that an engine lends: sequences, loads from below and checkpoints may use them."""
     lent = [(lane, _numbers(lane, slots[lane.name])) for lane in _lanes(core, slots)]
     for lane, numbers in lent:
         if ABSENT in numbers:

@@ -28,7 +28,7 @@ class Lease(Hold):
     __slots__ = ()
 
     def pages(self, component: str) -> array[int]:
-        """Page numbers by position, -1 where absent; of a boundary component, the slot of its state."""
+        """Return page numbers by position, -1 where absent; of a boundary component, the slot of its state."""
         core = self._usable()
         if not self.active:
             raise ProtocolError(f"{self!r} was made before the cache was flushed")

@@ -109,8 +109,9 @@ def append(core: Core, running: Running, tokens: Tokens) -> None:
 
 
 def forget_unused(core: Core) -> None:
-    """Before extra keys get numbers: forget the numbers that neither a node nor a sequence uses any more, where there
-    are many.
+    """Forget the numbers of extra keys that neither a node nor a sequence uses any more, if there are many numbers.
+
+    It is called before extra keys get numbers.
     """
     keys, index = core.keys, core.index
     if not keys.crowded(index.tree.nodes):

@@ -269,7 +269,7 @@ def run_apart(core: Core, running: Running, lane: StateLane, kind: str, src: lis
 
 @contextmanager
 def enqueued(core: Core, stream: Stream, since: int, running: Running, what: str) -> Iterator[Work[Hold]]:
-    """What this block enqueues is work in flight of ``running``, behind all that it comes after."""
+    """Put what this block enqueues in flight as work of ``running``, behind the work up to the fence of ``running``."""
     flight = core.flight
     work = flight.begin()
     work.stream, work.since = stream, since

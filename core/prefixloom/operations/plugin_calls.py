@@ -26,14 +26,14 @@ T = TypeVar("T")
 
 
 def _are_places(places: Any) -> bool:
-    """Whether these are positions, places of a state, or spans that somebody minted."""
+    """Return whether ``places`` are positions, places of a state, or spans that somebody minted."""
     return isinstance(places, tuple) and all(
         isinstance(place, PageSpan) or (place.__class__ is int and place >= 0) for place in places
     )
 
 
 def _are_sources(op: Op) -> bool:
-    """Whether the sources of an op are places or, with a selector, tuples of places to choose from."""
+    """Return whether the sources of ``op`` are places or, with a selector, tuples of places to choose from."""
     if op.selector is None:
         return _are_places(op.src)
     return isinstance(op.src, tuple) and all(choices and _are_places(choices) for choices in op.src)
@@ -44,7 +44,7 @@ def _places_of(op: Op) -> tuple[Any, ...]:
 
 
 def _shown(error: object) -> str:
-    """A plugin's error or answer in words, even if its own repr raises."""
+    """Return a plugin's error or answer in words, even if its own repr raises."""
     try:
         return repr(error)
     except Exception:

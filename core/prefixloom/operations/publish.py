@@ -55,7 +55,7 @@ RUNS_ON = -1
 
 
 def split(core: Core, node: Node, boundary: int) -> Node:
-    """Cut ``node`` at ``boundary`` and divide every component's cell; the upper half is returned."""
+    """Cut ``node`` at ``boundary`` and divide every component's cell. Return the upper half."""
     index = core.index
     dropping = [lane for lane in core.shape.lanes if _drops_on_split(core, lane, node, boundary)]
     upper = index.tree.split(node, boundary)
@@ -76,7 +76,7 @@ def split(core: Core, node: Node, boundary: int) -> Node:
 
 
 def _drops_on_split(core: Core, lane: Lane, node: Node, boundary: int) -> bool:
-    """Whether a boundary component drops its state on a split; asked first. What a lease covers is not dropped."""
+    """Return whether ``lane`` drops its state at ``node``, as its plugin says before a split. Covered states stay."""
     cell = lane.cell(node)
     if lane.hooks.redistribute_on_node_split is None or cell is None:
         return False
@@ -94,9 +94,9 @@ def _drops_on_split(core: Core, lane: Lane, node: Node, boundary: int) -> bool:
 
 
 def nodes_for(core: Core, running: Running, upto: int) -> list[Node]:
-    """The nodes below the sequence's lease that its key leads to, each below the last, to ``upto``.
+    """Return the nodes below the sequence's lease that its key leads to, each below the last, to ``upto``.
 
-    The last may be a new leaf. Down to where the match has compared keys already, they are found from below.
+    The last may be a new leaf. Nodes down to where the match has compared keys already are found from below.
     """
     node = running.node
     run: list[Node] = []

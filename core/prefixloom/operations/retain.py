@@ -66,9 +66,10 @@ def commit_alone(core: Core, running: Running, upto: int | None) -> None:
 
 
 def retain_published(core: Core, running: Running) -> None:
-    """After a publication, read what the tree owns now no further than the lease covers it.
+    """Stop reading, after a publication, pages of the tree that the lease does not cover.
 
-    The floor is asked again: tokens may have been named since the last commit, and states have come and gone.
+    The floor is computed again, because since the last commit tokens may have been named, and states have come and
+    gone.
     """
     floor = floor_of(core, running)
     published = running.published
@@ -201,5 +202,5 @@ def _checked_length(core: Core, running: Running, count: int) -> int:
 
 
 def _has_fill(running: Running, holding: Any) -> bool:
-    """Whether a running state has yet to be filled, so that no layer has written it."""
+    """Return whether a running state has yet to be filled, so that no layer has written the state."""
     return any(of is holding for _, of, _, _ in running.fills)

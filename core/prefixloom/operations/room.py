@@ -152,7 +152,7 @@ def evict_asked(core: Core, need: object, unneeded: bool) -> dict[str, int]:
 
 
 def evict(core: Core, lane: Lane, count: int, cause: str, by: str = "", *, unneeded: bool = False) -> int:
-    """Free at least ``count`` pages of one component, if so much may go; the number that was freed.
+    """Free at least ``count`` pages of one component, if so many may go. Return the number that was freed.
 
     ``cause`` and ``by`` are for journals. ``unneeded``: only pages that no boundary at a node's end needs.
     """
@@ -194,9 +194,10 @@ def _evict(core: Core, lane: Lane, count: int, unneeded: bool) -> int:
 
 
 def _evict_asking(core: Core, lane: Lane, count: int, freed: list[Node]) -> int:
-    """Eviction with ``evict_component``: it sees all victims at once, and again only those sought for what it kept.
+    """Evict with ``evict_component``, which sees all victims at once, and then only those that replace kept ones.
 
-    What it keeps becomes recent, and so does what that hangs from; asked once, it goes after all if nothing else can.
+    A kept cell becomes recent, and so does each cell that it hangs from. The plugin is not asked of a kept cell again:
+    if no other can be evicted, a kept one is.
     """
     got = 0
     held: set[Any] = set()
@@ -220,7 +221,7 @@ def _evict_asking(core: Core, lane: Lane, count: int, freed: list[Node]) -> int:
 
 
 def _held_back(core: Core, lane: Lane, asked: list[Any]) -> set[Any]:
-    """What the plugin keeps of ``asked``, and what those hang from."""
+    """Return the cells of ``asked`` that the plugin keeps, with those of ``asked`` that they hang from."""
     if not asked or lane.hooks.evict_component is None:
         return set()
     extra_in = core.keys.extra_in

@@ -144,14 +144,14 @@ class Index:
         return root
 
     def root(self, namespace: str) -> Root:
-        """The root of ``namespace``, made if there is none."""
+        """Return the root of ``namespace``, made if there is none."""
         root = self.tree.roots.get(namespace)
         if root is None:
             root = self.tree.roots[namespace] = self._new_root(namespace)
         return root
 
     def want(self, node: Node, until: float) -> None:
-        """Somebody wants ``node``, and with it all that lies above, until then."""
+        """Note that ``node`` and all nodes above it are wanted until ``until``."""
         if self.expiries is None:
             if until == FOREVER:
                 return
@@ -159,11 +159,11 @@ class Index:
         self.expiries.want(node, until)
 
     def lose(self) -> None:
-        """Something that a plan may lead to has gone."""
+        """Count a loss of what plans may lead to, so that plans made before are stale."""
         self.epoch += 1
 
     def is_over(self, node: Node) -> bool:
-        """Whether the time has passed until which somebody wanted ``node``."""
+        """Return whether the time has passed until which somebody wanted ``node``."""
         return self.expiries is not None and self.expiries.is_over(node)
 
     def unprotect(self, node: Node) -> None:
@@ -177,16 +177,16 @@ class Index:
             self.epoch += 1
 
     def prune_all(self, nodes: Iterable[Node]) -> None:
-        """``prune`` each of ``nodes``, which have lost something."""
+        """Prune each of ``nodes``, which have lost cells or pages, and count one loss."""
         self.epoch += 1
         self.tree.prune_all(nodes)
 
     def is_found(self, root: Root) -> bool:
-        """Whether matches may find what hangs below ``root``."""
+        """Return whether matches may find the nodes below ``root``."""
         return self.tree.roots.get(root.namespace) is root
 
     def drop_root(self, namespace: str) -> None:
-        """Nothing of ``namespace`` is found any more. The root stays among ``dropped_roots`` while leases cover it."""
+        """Let no match find nodes of ``namespace``. The root stays in ``dropped_roots`` while leases cover any."""
         self.dropped_roots.append(self.tree.roots.pop(namespace))
 
     def forget_everything(self) -> None:
@@ -230,7 +230,7 @@ class Match:
     restorable: int = attrs.field(init=False)
 
     def of(self, key: bytes, most: int) -> Match:
-        """The same question of ``key``, with ``most`` tokens at most."""
+        """Return the same question of ``key``, with ``most`` tokens at most."""
         return Match(self.tokens, key, self.namespace, most)
 
     @property
@@ -272,7 +272,7 @@ class Hold(Handle):
         self.work = self.failed = None
 
     def take_fence(self, flight: Flight[Hold]) -> None:
-        """Slots have just been taken for this lease's sequence: it comes after the steps that may still touch them."""
+        """Order this lease behind the steps that may still touch the slots that its sequence has just taken."""
         if flight.taken_early:
             self.fence = max(self.fence, flight.taken_early)
             flight.taken_early = 0
@@ -393,7 +393,7 @@ class Running(Hold):
 
     # ------------------------------------------------------------ what becomes of it
     def resume_at(self, boundary: int, fills: list[Fill]) -> None:
-        """A load brought more: the request goes on from ``boundary`` as if it had been opened there."""
+        """Continue from ``boundary``, to which a load restored data, as if the request had been opened there."""
         self.fills = fills
         self.ready = self.reserved = self.committed = self.published = self.high = boundary
         if self.looks is not None:
@@ -480,28 +480,28 @@ class Below(Protocol):
     """A tier below the device: what it is told, and what it is asked."""
 
     def published(self, run: Many[Node]) -> None:
-        """These nodes have new content on the device."""
+        """Note that the nodes of ``run`` have new content on the device."""
 
     def used(self, node: Node) -> None:
-        """A sequence was opened at ``node``: what it reads was hit once more."""
+        """Count one hit more of what a sequence reads that was opened at ``node``."""
 
     def demotes(self, lane: Lane) -> bool:
-        """Whether what the device frees of ``lane`` is copied down before it goes, if it is not below already."""
+        """Return whether cells of ``lane`` that are not below yet are copied down before the device frees them."""
 
     def losing(self, lane: Lane, cells: Iterable[Any]) -> None:
-        """The device is about to free these cells."""
+        """Note that the device is about to free ``cells``."""
 
     def gone(self, lane: Lane, nodes: list[Node]) -> list[Node]:
-        """Those of ``nodes`` whose end cannot be resumed at with what of ``lane`` lies below either."""
+        """Return those of ``nodes`` at whose end no request can resume with what of ``lane`` is below either."""
 
     def divided(self, upper: Node, lower: Node) -> None:
-        """A node was split."""
+        """Note that ``upper`` was split off ``lower``."""
 
     def namespace_dropped(self, namespace: str) -> None:
-        """What is on its way up of ``namespace`` is nobody's."""
+        """Forget the loads of ``namespace`` that are on their way up."""
 
     def flushed(self) -> None:
-        """Nothing is cached any more."""
+        """Note that nothing is cached any more."""
 
     def poll(self) -> None:
         """See which copies are over, and go on."""
@@ -522,43 +522,43 @@ class Watcher(Protocol):
     """Debug mode: the second set of books, which is told of everything and changes nothing."""
 
     def enter(self) -> None:
-        """An operation begins."""
+        """Note that an operation begins."""
 
     def take_over(self) -> None:
-        """The calling thread drives the cache from now on."""
+        """Note that the calling thread drives the cache from now on."""
 
     def check(self, operation: str) -> None:
-        """``operation`` has ended: all invariants must hold."""
+        """Check all invariants, because ``operation`` has ended."""
 
     def leased(self, hold: Hold) -> None: ...
 
     def released(self, hold: Hold) -> None: ...
 
     def follow(self, stream: Stream) -> None:
-        """A stream that was not known before may pass an order on."""
+        """Follow a stream that was not known before, because it may order the work of others."""
 
     def accessed(
         self, stream: Stream, what: str, pool: Pool, reads: Many[int], writes: Many[int], source: Pool
     ) -> None:
-        """Work that reads slots of ``source`` and writes slots of ``pool`` has been enqueued."""
+        """Note that work was enqueued that reads slots of ``source`` and writes slots of ``pool``."""
 
     def writing(self, what: str, pool: Pool, slots: Many[int]) -> None:
-        """An op is about to be enqueued that writes ``slots``, which must belong to a running sequence."""
+        """Check that ``slots``, which an op is about to write, belong to a running sequence."""
 
     def step_begun(self, rows: Many[Row]) -> Any:
-        """A step begins whose layers compute these rows. The answer stands for it in what follows."""
+        """Note that a step begins whose layers compute these rows. Return what stands for the step in later calls."""
 
     def table_read(self, begun: Any, lane: Lane) -> None:
-        """The layers of a step were told just now which pages are theirs."""
+        """Note that the layers of a step have just been given the page table of ``lane``."""
 
     def step_ended(self, begun: Any, name: str, stream: Stream, well: bool, ordered: bool) -> None:
-        """The layers of a step have been enqueued. ``ordered``: they come after what they read."""
+        """Note that the layers of a step have been enqueued. ``ordered``: they run after what wrote what they read."""
 
     def arrived(self, running: Running, start: int, upto: int) -> None:
-        """Content came without a step."""
+        """Note that content of [start, upto) arrived without a step."""
 
     def published(self, run: Many[Node]) -> None:
-        """What hangs at these nodes is the tree's."""
+        """Note that the tree owns the cells at the nodes of ``run``."""
 
     def flushed(self) -> None: ...
 
@@ -618,7 +618,7 @@ class Core:
         self._listen()
 
     def follow(self, most: int) -> Journal:
-        """A journal that records from now on every change of what is cached."""
+        """Return a journal that records from now on every change of what is cached."""
         journal = Journal(most, self._unfollow)
         self.recorder.journals.append(journal)
         self._listen()
@@ -636,7 +636,7 @@ class Core:
             lane.recorder = self.recorder if needed else None
 
     def time(self, most: int) -> Timeline:
-        """A timeline for which copies, waits and calls of a store are timed from now on."""
+        """Return a timeline that times copies, waits and calls of a store from now on."""
         timeline = Timeline(most, self._stop_timing)
         if self.flight.times is None:
             self.flight.times = Timekeeper()
@@ -651,11 +651,11 @@ class Core:
                 self.flight.times = None
 
     def because(self, cause: str, by: str = "") -> AbstractContextManager[None]:
-        """What is removed in this block goes for this reason, which journals are told."""
+        """Tell journals, if any, this reason for all that is removed in this block."""
         return self.recorder.because(cause, by) if self.recorder.journals else nullcontext()
 
     def left_out(self, lane: Lane, running: Running, boundary: int, cause: str) -> None:
-        """The state of ``running`` at ``boundary`` is not kept; ``cause`` as in a ``Change`` that is "refused"."""
+        """Note that the state of ``running`` at ``boundary`` is not kept. ``cause``: as of a "refused" ``Change``."""
         self.misses_states = False
         if cause == "room":
             self.counts.skipped_checkpoints += 1
@@ -712,7 +712,7 @@ class Core:
         )
 
     def stream(self, given: object) -> Stream:
-        """The stream that a caller means: one of ours, one of torch, or None for the current one."""
+        """Return the stream that a caller means: one of ours, one of torch, or the current one for None."""
         if given is None and self.inline is not None:
             return self.inline
         stream = stream_for(given, self.shape.composition.device, self.streams)

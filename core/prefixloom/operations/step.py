@@ -66,7 +66,7 @@ class Step:
         self, core: Core, running: Many[Running], role: Literal["target", "draft"], faces: Many[object] = (),
         ahead: int = 0,
     ) -> None:  # fmt: skip
-        """``faces``: what must live as long as the step, so that its sequences are not taken for dropped.
+        """Make a step over ``running``. ``faces`` live as long as the step, so that no sequence is taken for dropped.
 
         ``ahead``: so many tokens behind the last of each sequence are chosen by the layers themselves.
         """
@@ -139,7 +139,7 @@ class Step:
             self._state = READY
 
     def gate(self, layer: int) -> None:
-        """Before the model's layer ``layer``, in ascending order: it comes after what a load brings for it."""
+        """Make the model's layer ``layer`` wait for what a load brings for it. Call it before each layer, ascending."""
         if self._state != READY:
             raise ProtocolError("gate belongs into the step's with block, after run_ops")
         if self._gates is not None:
@@ -160,18 +160,18 @@ class Step:
         return stream
 
     def _fence(self) -> int:
-        """This step comes after all work up to this number, but for itself."""
+        """Return the number up to which all other work must run before this step."""
         if len(self._core.flight.works) < 2:
             return 0
         return max([running.fence for running in self._running], default=0)
 
     def _order(self, stream: Stream) -> None:
-        """What is enqueued from now on comes after all that the sequences have come to read or to own."""
+        """Make what is enqueued from now on run after the work up to the fences of all sequences."""
         self._core.flight.order(self._work, stream, self._fence(), self, self._gates)
 
     # ------------------------------------------------------------ what the layers read
     def table(self, component: str) -> torch.Tensor:
-        """Page numbers of each sequence as an int32 tensor (sequences, longest), -1 where a page is absent.
+        """Return the pages of each sequence as an int32 tensor (sequences, longest), -1 where a page is absent.
 
         For a boundary component: the running slots, shape (sequences, 1). It lies on the cache's device, holds true for
         what is enqueued on the step's stream after this call, and is to be read only. Call ``run_ops`` before, which
@@ -182,7 +182,7 @@ class Step:
         return table[:, :1] if lane.unit == "boundary" else table
 
     def rewind_table(self, component: str) -> torch.Tensor:
-        """``rewind_slots`` of each sequence of a boundary component, as ``table``: (sequences, max_rewind + 1)."""
+        """Return ``rewind_slots`` of each sequence, as ``table`` does: (sequences, max_rewind + 1)."""
         lane = self._core.shape.lane(component)
         if lane.unit != "boundary":
             raise InputError(f"component {component!r} has pages, no states after single tokens")
@@ -207,9 +207,9 @@ class Step:
 
     # ------------------------------------------------------------ after the layers
     def accept(self, kept: torch.Tensor) -> None:
-        """How many of this step's tokens each sequence keeps is on the device only: an int tensor, one per sequence.
+        """Keep of each sequence so many of this step's tokens: an int tensor on the device, one figure per sequence.
 
-        Called after the layers. Each running state that has the states of single tokens (``rewind_slots``) becomes the
+        Call it after the layers. Each running state that has the states of single tokens (``rewind_slots``) becomes the
         one after so many tokens, at least 1; nothing is read back. When the figures are known here, the first
         ``rewind`` of a sequence tells how many tokens were *not* kept, be it 0.
         """
@@ -226,7 +226,7 @@ class Step:
             select_states(self._core, self._work.stream, kept, self._rows)
 
     def judge(self, verdict: Verdict) -> None:
-        """Once the step is over on its stream, ``verdict()`` says of each sequence, in order: None, or an error.
+        """Have ``verdict()`` say of each sequence, in order, None or an error, once the step is over on its stream.
 
         A sequence with an error ends as if the step had failed, and the others go on. ``verdict`` reads what the step
         left on the host. It is called where work is found to be over, maybe more than once and by another thread.
@@ -350,10 +350,10 @@ def next_stop(core: Core, running: Running, budget: int, stops: Iterable[int]) -
 
 
 def fill_alone(core: Core, running: Running, given: object) -> None:
-    """The fills that are due of a sequence that is computed outside of steps, on a stream as ``run_ops`` takes it.
+    """Run the fills that are due of a sequence that is computed outside of steps, on a stream as ``run_ops`` takes it.
 
-    If one raises, all stay due. Where its layers run on a stream that runs behind, they are work in flight like those
-    of a step: all that is enqueued there from here on, until the sequence commits or gives something back.
+    If one raises, all stay due. On a stream that is not inline, all that is enqueued from here on is work in flight
+    like that of a step, until the sequence commits or gives something back.
     """
     flight = core.flight
     stream = core.stream(given)

@@ -70,9 +70,7 @@ def fail_work(core: Core, work: Work[Hold], followers: Many[Hold], error: BaseEx
 
 
 def end_half_way(core: Core, running: Running, run: list[Node], error: BaseException) -> None:
-    """A publication failed: some of what ``running`` owned is the tree's by now, and not all of that is
-    covered. So the sequence cannot go on.
-    """
+    """End a sequence whose publication failed: the tree took over some of its slots, and not all are covered."""
     abandon(core, running, error)
     running.held = []
     for lane in core.shape.lanes:

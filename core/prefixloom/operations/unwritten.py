@@ -107,19 +107,19 @@ class Unwritten(Generic[F]):
                     slots.difference_update(array("i", data))
 
     def flushed(self) -> None:
-        """Nothing is cached any more. Who was in work that still runs, or read from it, is told if it fails."""
+        """Forget nodes and slots. Keep publications, so that their readers are told if running work fails."""
         self.nodes = {}
         for publication in self.publications:
             publication.nodes, publication.slots = [], []
 
     # ------------------------------------------------------------ who depends on whom
     def read(self, hold: F, node: Node) -> None:
-        """``hold`` covers ``node`` and what lies above it: it comes after what has yet to write any of that."""
+        """Order ``hold``, which covers ``node`` and all above, behind the work that has yet to write their content."""
         for each in path_up(node):
             self.read_node(hold, each)
 
     def read_node(self, hold: F, node: Node, below: bool = False) -> None:
-        """``read``, of what ``node`` itself has on the device; or ``below`` it."""
+        """Do as ``read`` for what ``node`` itself has on the device; or ``below`` it."""
         for publication in self.nodes.get(node, ()):
             if publication.below == below and publication.hold is not hold and hold not in publication.readers:
                 publication.readers.append(hold)

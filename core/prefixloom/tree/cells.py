@@ -69,7 +69,7 @@ class Cells(Generic[K]):
     """True if a cell here stands for the whole path above it, and so does what covers it."""
 
     def __init__(self, index: int, part: Part, pool: Pool, queue: Queue, page: int) -> None:
-        """``page``: the tokens of a page; of a state's, those of a page of the tree."""
+        """Begin without cells. ``page``: the tokens of a page; of a state's, those of a page of the tree."""
         self.index = index
         self.part = part
         self.name = part.name
@@ -235,7 +235,7 @@ class Cells(Generic[K]):
         return cell
 
     def divide(self, upper: Node, lower: Node) -> None:
-        """``upper`` was split off ``lower``: divide the cell, and copy what covers it. A state stays at the end."""
+        """Divide the cell of ``lower``, which ``upper`` was split off, and copy its locks. A state stays whole."""
         i = self.index
         cell: K | None = lower.cells[i]
         if cell is None or self.unit == "boundary":
@@ -281,7 +281,7 @@ class Cells(Generic[K]):
         return self.free_victim(cell)
 
     def evict(self, count: int, freed: list[Node]) -> int:
-        """Free at least ``count`` pages if so many may go; the nodes that lost their cell are appended to ``freed``."""
+        """Free at least ``count`` pages if so many may go. Append the nodes that lost their cell to ``freed``."""
         gone: list[bytes] = []
         got = 0
         while got < count:
@@ -296,7 +296,7 @@ class Cells(Generic[K]):
         return got
 
     def take_victims(self, count: int) -> list[K]:
-        """The next cells to go, ``count`` pages or all there are, taken as gone so that what they uncover follows.
+        """Take the next cells to evict, ``count`` pages or all there are. Cells above them may follow at once.
 
         Each is to be freed (``free_victim``) or put back, the last taken first (``put_back``).
         """
@@ -332,8 +332,8 @@ class Cells(Generic[K]):
                 return cell
 
     def _leave(self, cell: K) -> None:
-        """``cell``, off the queue, counts as gone. If it was the last below the cell above, that is the next to go,
-        unless its own use was later.
+        """Count ``cell``, which is off the queue, as gone. If it was the last below the cell above, evict that next,
+        unless it is covered, or in the queue already for a use of its own.
         """
         if self.closed_upward:
             above = cell.node.parent.cells[self.index]

@@ -43,9 +43,9 @@ class Expiries:
         return len(self._heap)
 
     def want(self, node: Node, until: float) -> None:
-        """Somebody wants ``node``, and with it all that lies above, until then. A root is wanted for ever.
+        """Note that ``node`` and all nodes above it are wanted until ``until``. A root is wanted for ever.
 
-        The same time again is noted again: when it came before, leases may have covered what hangs here.
+        The same time is noted again, because leases may have covered the cells at ``node`` when it came before.
         """
         if node.until > until:
             return
@@ -57,7 +57,7 @@ class Expiries:
             self._note(until, node)
 
     def is_over(self, node: Node) -> bool:
-        """Whether the time has passed until which ``node`` was wanted."""
+        """Return whether the time has passed until which ``node`` was wanted."""
         return node.until <= self._now
 
     def _note(self, until: float, node: Node) -> None:
@@ -79,7 +79,7 @@ class Expiries:
         self._heap = sorted(newest.values())
 
     def expire(self, lanes: Iterable[Cells], now: float) -> None:
-        """What nobody wants any more at ``now`` is the next to go of its component and tier, the deepest first."""
+        """Make the cells that nobody wants at ``now`` the next of their queues to be evicted, the deepest first."""
         self._now = max(self._now, now)
         heap = self._heap
         unwanted: set[Node] = set()

@@ -42,22 +42,22 @@ class PageHolding:
             self.changed = page
 
     def own_pages(self) -> bytes:
-        """The pages that the sequence owns, *absent* left out."""
+        """Return the slots of the pages that the sequence owns, without *absent* ones."""
         return without_absent(self.table[self.owned :].tobytes())
 
     def row(self) -> list[int]:
-        """The slot of each page from 0 on, or *absent*."""
+        """Return the slot of each page from 0 on, or *absent*."""
         return self.table.tolist()
 
 
 def without_absent(data: bytes) -> bytes:
-    """The page numbers of ``data`` that are present."""
+    """Return the page numbers of ``data`` that are present."""
     # The top bit of a page number is clear, so absent ones lie at aligned places only.
     return data.replace(ABSENT_BYTES, b"")
 
 
 def strip(data: bytes) -> bytes:
-    """``data`` without the absent pages in front."""
+    """Return ``data`` without the absent pages in front."""
     if not data.startswith(ABSENT_BYTES):
         return data
     gone = len(data) - len(data.lstrip(b"\xff"))  # it may count up to three bytes of the first present page number
@@ -128,7 +128,7 @@ class StateHolding:
         self.steps_from = -1
 
     def can_rewind(self, length: int) -> bool:
-        """Whether the state at ``length`` is available: the running one, or one after a token of the last step."""
+        """Return whether the running state, or one after a token of the last step, is that at ``length``."""
         return length >= self.as_of or -1 < self.steps_from < length
 
     def rewind(self, length: int) -> int:

@@ -78,8 +78,8 @@ class Recorder:
     __slots__ = ("_by", "_cause", "_is_found", "_is_over", "_keys", "_path", "journals")
 
     def __init__(self, keys: KeyMaker, is_found: Callable[[Root], bool], is_over: Callable[[Node], bool]) -> None:
-        """``is_found``: whether matches may find what hangs below a root. ``is_over``: whether the time has passed
-        until which a node was wanted.
+        """Begin without journals. ``is_found``: whether matches may find the nodes below a root. ``is_over``: whether
+        the time has passed until which a node was wanted.
         """
         self._keys = keys
         self._is_found = is_found
@@ -90,7 +90,7 @@ class Recorder:
 
     @contextmanager
     def because(self, cause: str, by: str = "") -> Iterator[None]:
-        """What is removed in this block goes for this reason."""
+        """Record this reason for all that is removed in this block."""
         before = self._cause, self._by
         self._cause, self._by = cause, by
         try:
@@ -99,9 +99,9 @@ class Recorder:
             self._cause, self._by = before
 
     def changed(self, lane: Keeper, node: Node, before: bytes, after: bytes) -> None:
-        """The cell of ``node`` had the slots ``before`` and has ``after``: of the last pages of the edge, or a state's.
+        """Tell queues and journals that the cell of ``node`` had the slots ``before`` and has ``after``.
 
-        If there is no cell, it has none.
+        They are those of the last pages of the edge, or a state's; of no cell, they are empty.
         """
         root = node
         while root.parent is not None:
@@ -122,7 +122,7 @@ class Recorder:
         self, component: str, tier: Tier | Literal["store"], namespace: str, tokens: Tokens, cause: str,
         boundary: int | None = None, spans: tuple[Interval, ...] = (),
     ) -> None:  # fmt: skip
-        """A state at ``boundary``, or pages, on the path ``tokens`` could have been kept on a tier and were not."""
+        """Record that a tier could have kept a state at ``boundary``, or pages, on the path ``tokens``."""
         self.record(Change("refused", component, tier, namespace, tokens, spans, boundary, cause))
 
     def record(self, change: Change) -> None:
@@ -130,7 +130,7 @@ class Recorder:
             journal.add(change)
 
     def dropped(self, lanes: Iterable[Keeper], root: Root) -> None:
-        """Nothing below ``root`` is found any more."""
+        """Record that no match finds the cells below ``root`` any more."""
         with self.because("dropped"):
             for node in descendants(root):
                 for lane in lanes:
@@ -139,7 +139,7 @@ class Recorder:
                         self._tell(lane, root, node, cell.data, b"")
 
     def cleared(self) -> None:
-        """Nothing is cached any more."""
+        """Record that nothing is cached any more."""
         for journal in self.journals:
             journal.clear()
 
@@ -168,7 +168,7 @@ class Journal:
         return self._missing
 
     def take(self) -> list[Change]:
-        """The changes since the last call, in their order."""
+        """Return the changes since the last call, in their order."""
         taken, self._changes = self._changes, []
         self._size = 0
         self._missing = False
@@ -179,7 +179,7 @@ class Journal:
         self._close(self)
 
     def add(self, change: Change) -> None:
-        """For the cache, and no part of the public interface: this has changed."""
+        """Add a change. For the cache, and no part of the public interface."""
         self._size += len(change.tokens)
         if len(self._changes) >= self._most or self._size > BYTES:
             self.take()
@@ -188,7 +188,7 @@ class Journal:
         self._changes.append(change)
 
     def clear(self) -> None:
-        """For the cache, and no part of the public interface: nothing is cached any more."""
+        """Note that nothing is cached any more. For the cache, and no part of the public interface."""
         if self._missing:  # what was missed matters no more
             self.take()
         self.add(Change("cleared"))
@@ -197,7 +197,7 @@ class Journal:
 def changes_of(
     namespace: str, lane: Keeper, node: Node, path: Tokens, before: bytes, after: bytes, cause: str = "", by: str = ""
 ) -> list[Change]:
-    """The changes of one cell, at most one of each kind. What is removed has a cause."""
+    """Return the changes of one cell, at most one of each kind. A removal has a cause."""
     found = []
     ways: tuple[tuple[Literal["removed", "stored"], bytes, bytes], ...] = (
         ("removed", after, before), ("stored", before, after),
@@ -213,7 +213,7 @@ def changes_of(
 
 
 def _spans_of(page: int, end: int, there: bytes, lost: bytes) -> tuple[Interval, ...]:
-    """The positions of the pages that are in ``there``, and in the other not. Both end at the same boundary."""
+    """Return the positions of the pages that ``there`` has and ``lost`` lacks. Both end at the same boundary."""
     one, other = array("i", there), array("i", lost)
     shift = len(other) - len(one)
     first = end - len(one) * page
@@ -227,7 +227,7 @@ def _spans_of(page: int, end: int, there: bytes, lost: bytes) -> tuple[Interval,
 
 
 def contents(keys: KeyMaker, lanes: Iterable[Keeper], roots: Iterable[Root]) -> list[Change]:
-    """All that is cached below ``roots``, each node after its parent."""
+    """Return "stored" changes for all that is cached below ``roots``, those of a node after its parent's."""
     return [
         change
         for root in roots

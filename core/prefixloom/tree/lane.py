@@ -73,7 +73,8 @@ class Lane(Cells[K], Generic[K, C, H]):
 
     # ------------------------------------------------------------ covering
     def row(self, node: Node, boundary: int) -> bytes:
-        """Page numbers of what resuming at ``boundary``, which lies in ``node``, needs; *absent* for the rest.
+        """Return the page numbers that resuming at ``boundary``, which lies in ``node``, needs; *absent* for other
+        pages.
 
         A boundary component's row is its slot.
         """
@@ -104,19 +105,19 @@ class Lane(Cells[K], Generic[K, C, H]):
         raise NotImplementedError
 
     def follow(self, run: list[Node], holding: H, cover: C | None, receipt: Receipt | None = None) -> C | None:
-        """The sequence runs on at the end of ``run``: cover what that needs instead of ``cover``."""
+        """Cover what resuming at the end of ``run`` needs, where the sequence runs on, and release ``cover``."""
         new = self.acquire(run[-1], receipt)
         if cover is not None:
             self.release(cover)
         return new
 
     def finish(self, run: list[Node], cover: C | None) -> None:
-        """The sequence ends at the end of ``run``, which was used just now: cover nothing any more."""
+        """Release ``cover``: the sequence ends at the end of ``run``, which counts as used just now."""
         if cover is not None:
             self.release(cover)
 
     def line_up(self, run: list[Node]) -> None:
-        """Cells of ``run`` that may go and stand in no queue come into it."""
+        """Enter the cells of ``run`` that may be evicted and are in no queue."""
         for node in run:
             cell = node.cells[self.index]
             if cell is not None and cell.next is None and self.uncovered(cell):
@@ -131,19 +132,19 @@ class Lane(Cells[K], Generic[K, C, H]):
 
     # ------------------------------------------------------------ who owns what
     def owned(self, holding: H) -> int:
-        """Pages (or slots) that the sequence owns."""
+        """Return the number of pages (or slots) that the sequence owns."""
         raise NotImplementedError
 
     def own_slots(self, holding: H) -> list[int]:
-        """The slots of ``pool`` that a running sequence owns."""
+        """Return the slots of ``pool`` that a running sequence owns."""
         raise NotImplementedError
 
     def live_slots(self, holding: H) -> list[int]:
-        """The slots of ``live`` that it owns, if that is another pool."""
+        """Return the slots of ``live`` that a running sequence owns, if ``live`` is not ``pool``."""
         return []
 
     def slot_at(self, holding: H, place: int, own: bool) -> int:
-        """The slot that an op names as ``place``, or *absent*. ``own``: only if the sequence owns it."""
+        """Return the slot that an op names as ``place``, or *absent*. ``own``: only if the sequence owns the slot."""
         raise NotImplementedError
 
     def touches(self, holding: H, start: int, end: int, reads: list[int], writes: list[int]) -> None:
@@ -152,12 +153,12 @@ class Lane(Cells[K], Generic[K, C, H]):
 
     # ------------------------------------------------------------ eviction
     def hangs_from(self, cell: K) -> K | None:
-        """The cell without which ``cell`` is worth nothing; None where there is no such cell."""
+        """Return the cell without which ``cell`` is worth nothing, or None if there is no such cell."""
         return self.cell_above(cell.node) if self.closed_upward else None
 
     def fall(self, nodes: list[Node], lost: Lane) -> None:
-        """``lost`` lost its cells at ``nodes``, the deepest first: free ours, but for what is covered or still serves a
-        boundary.
+        """Free the cells at ``nodes``, the deepest first, where ``lost`` lost its own. Keep a cell that is covered, and
+        one whose boundary ``lost`` can still resume at.
         """
         going: list[K] = []
         for node in nodes:  # asked first: a reach that is plain Python may raise
@@ -188,7 +189,7 @@ class PageLane(Lane[K, C, PageHolding]):
         return self.residency.positions(self.paged.needs[boundary])
 
     def needed_pages(self, first: int, length: int) -> list[bool]:
-        """For each page from ``first`` on whether resuming at ``length`` needs it, or goes on writing it."""
+        """Return by page, from ``first`` on, whether resuming at ``length`` needs the page or goes on writing it."""
         return [True] * (-(-length // self.page) - first)
 
     # ------------------------------------------------------------ a sequence's way

@@ -55,7 +55,7 @@ class PagedReach:
     )  # fmt: skip
 
     def __init__(self, reach: Reach, page: int, name: str) -> None:
-        """``name`` is that of the component whose reach it is; ``page`` that of the tree, if it is a state's."""
+        """Answer for ``reach``, of the component ``name``. ``page``: its tokens; for a state, of a tree's page."""
         self.page = page
         self._name = name
         self._reach = reach
@@ -134,7 +134,7 @@ class PagedReach:
         return outlook[0][1], outlook[1][0] if len(outlook) > 1 else 0
 
     def first_to_leave(self, n: int) -> int:
-        """A page before which every page is needed for good, or by no boundary from ``n`` on."""
+        """Return a page before which every page is needed for good, or by no boundary from ``n`` on."""
         if self._shape is not None:
             return self._shape.tail(n) // self.page
         pages = n // self.page
@@ -178,7 +178,7 @@ def gaps(pages: Pages, low: int, high: int) -> Iterator[Interval]:
 
 
 def overlap(pages: Pages, first: int, end: int) -> bool:
-    """Whether any of ``pages`` lies in [first, end)."""
+    """Return whether any of ``pages`` lies in [first, end)."""
     for low, high in reversed(pages):
         if low < end:
             return high > first

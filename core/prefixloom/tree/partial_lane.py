@@ -91,18 +91,18 @@ class PartialLane(PageLane[PartialCell, PartialCover], PassingLane[PartialCell, 
         self.slack = self.queue.before()
 
     def _slack_pages(self, cell: PartialCell) -> Interval:
-        """Indices [first, last) into ``cell.data`` of the pages that are slack."""
+        """Return the indices [first, last) into ``cell.data`` of the pages that are slack."""
         start = cell.node.end // self.page - len(cell.data) // ID_BYTES
         first, last = max(0, self.head - start), self.tail(cell.node.end) // self.page - start
         return (first, last) if first < last else (0, 0)
 
     def slack_of(self, cell: PartialCell) -> int:
-        """How many pages of ``cell`` are slack."""
+        """Return how many pages of ``cell`` are slack."""
         first, last = self._slack_pages(cell)
         return present(cell.data[first * ID_BYTES : last * ID_BYTES])
 
     def strays(self) -> list[Any]:
-        """Those of the queue of slack as well, which no cell without slack stands in."""
+        """Return the stray cells of all queues, of slack also the cells that do not have their link there."""
         slack = [(link, link.cell) for link in self.slack]
         wrong = [cell for link, cell in slack if not self.has(cell) or cell.slack is not link]
         return [*super().strays(), *wrong]
@@ -176,7 +176,7 @@ class PartialLane(PageLane[PartialCell, PartialCover], PassingLane[PartialCell, 
         return cells
 
     def _cells(self, node: Node, pages: Pages) -> PartialCover:
-        """The cells of the path to ``node`` whose edges have some of ``pages``, the deepest first."""
+        """Return the cells of the path to ``node`` whose edges have some of ``pages``, the deepest first."""
         i, page = self.index, self.page
         found = []
         end = node.end // page
@@ -220,7 +220,7 @@ class PartialLane(PageLane[PartialCell, PartialCover], PassingLane[PartialCell, 
         return self._read(self._cells(node, self.paged.outlook[boundary]), boundary).tobytes()
 
     def _read(self, cells: PartialCover, boundary: int) -> array[int]:
-        """The slots of the outlook at ``boundary``, which lies in the edges of ``cells``."""
+        """Return by page the slots of the outlook at ``boundary``, which ``cells`` have; else *absent*."""
         page = self.page
         parts = []  # from the end up
         at = boundary // page
@@ -242,7 +242,7 @@ class PartialLane(PageLane[PartialCell, PartialCover], PassingLane[PartialCell, 
         return table
 
     def reads_past(self, holding: PageHolding, boundary: int) -> bool:
-        """Whether nothing before ``boundary`` is present, which has to be searched for."""
+        """Return whether ``holding`` has no page before ``boundary``, which has to be searched for."""
         table = holding.table
         count = min(boundary // self.page, len(table))
         if count and table[0] != ABSENT:
@@ -286,7 +286,7 @@ class PartialLane(PageLane[PartialCell, PartialCover], PassingLane[PartialCell, 
 
     # ------------------------------------------------------------ handing over
     def adopt(self, run: list[Node], holding: PageHolding) -> None:
-        """Each cell counts as used when its turn comes, new or not: so what lies above goes first."""
+        """Count each cell, new or not, as used in the order of ``run``, so that upper cells are evicted first."""
         page = self.page
         first = holding.owned
         for node in run:

@@ -26,7 +26,7 @@ class PathLane(PageLane[Cell, Cell]):
     whole_above = True
 
     def root_cell(self, root: Node) -> None:
-        """A root has a cell that holds nothing and is always covered, so that every walk upward ends there."""
+        """Give ``root`` a cell that holds nothing and is always covered, so that every walk upward ends there."""
         cell = root.cells[self.index] = Cell(root, b"", 0)
         cell.locks = 1
 
@@ -73,7 +73,7 @@ class PathLane(PageLane[Cell, Cell]):
         self._uncover(cover)
 
     def _uncover(self, cell: Cell) -> None:
-        """One lease less covers ``cell``, and what lies above it where it was the last."""
+        """Count one lease less at ``cell``; if that was the last, also at the cell above, and so on upward."""
         locks = cell.locks - 1
         cell.locks = locks
         if not locks:
@@ -95,7 +95,7 @@ class PathLane(PageLane[Cell, Cell]):
         return PageHolding(self.row(node, node.end), node.end // self.page)
 
     def adopt(self, run: list[Node], holding: PageHolding) -> None:
-        """Nothing, if the path above has a hole: residency stays closed upward."""
+        """Move pages into cells, but none if the path above has a hole, because residency stays closed upward."""
         i = self.index
         page = self.page
         first = holding.owned
@@ -126,7 +126,9 @@ class PathLane(PageLane[Cell, Cell]):
             self._uncover(cover)  # it lies above ``last``: to queue it would count as one more use of it
 
     def retract(self, node: Node, slots: set[int]) -> None:
-        """A boundary needs all above it, so whatever lies below goes too, the deepest first."""
+        """Free the cell of ``node`` if ``slots`` has all of it, and the cells below that are not covered, the deepest
+        first, because a boundary needs all above it.
+        """
         cell: Cell | None = node.cells[self.index]
         if cell is None or not slots.issuperset(self.slots_of(cell)):
             return

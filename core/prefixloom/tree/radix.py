@@ -143,7 +143,7 @@ class Tree:
     __slots__ = ("element_bytes", "kind", "nodes", "page", "page_bytes", "roots", "until", "width")
 
     def __init__(self, page: int, element_bytes: int, width: int, kind: type[Node] = Node) -> None:
-        """``width`` is the number of cells of a node."""
+        """Make a tree without roots, whose nodes have ``width`` cells."""
         self.kind = kind
         self.page = page
         self.element_bytes = element_bytes
@@ -190,7 +190,7 @@ class Tree:
         return kids, at
 
     def agreed(self, key: bytes | bytearray, at: int, rest: bytes) -> int:
-        """The number of bytes, in whole pages, for which ``rest`` agrees with ``key`` from ``at``."""
+        """Return the number of bytes, in whole pages, for which ``rest`` agrees with ``key`` from ``at``."""
         size = self.page_bytes
         if not key.startswith(rest[:size], at):
             return 0
@@ -261,7 +261,7 @@ class Tree:
         return kids
 
     def split(self, node: Node, boundary: int) -> Node:
-        """Cut ``node``'s edge at ``boundary`` tokens; the new upper node is returned, ``node`` stays the lower half."""
+        """Cut ``node``'s edge at ``boundary`` tokens. Return the new upper node; ``node`` stays the lower half."""
         parent, first, rest = node.parent, node.first, node.rest
         assert first is not None
         pages = (boundary - parent.end) // self.page
@@ -279,7 +279,7 @@ class Tree:
         return upper
 
     def prune(self, node: Node) -> bool:
-        """``prune_all`` for a single node. True if a node was unlinked, to which a plan may lead."""
+        """Unlink ``node`` as ``prune_all`` does. Return whether a node was unlinked, to which a plan may lead."""
         if node.kids is not None or node.leases or (node.first is not None and node.cells.count(None) != self.width):
             return False
         return self.prune_all((node,)) > 0
@@ -346,7 +346,7 @@ class Tree:
 
 
 def climb(node: Node, boundary: int) -> Node:
-    """The ancestor of ``node``, or the node itself, in whose edge or at whose end ``boundary`` lies."""
+    """Return the ancestor of ``node``, or ``node`` itself, in whose edge or at whose end ``boundary`` lies."""
     while node.parent is not None and node.parent.end >= boundary:
         node = node.parent
     return node
@@ -381,7 +381,7 @@ def path_key(node: Node) -> bytes:
 
 
 def descendants(root: Node) -> Iterator[Node]:
-    """All nodes below ``root``, each after its parent, without recursion."""
+    """Yield all nodes below ``root``, each after its parent, without recursion."""
     stack = list(root.children)
     while stack:
         node = stack.pop()

@@ -49,7 +49,7 @@ class StateLane(PassingLane[StateCell, StateCell, StateHolding]):
     """The kind of op that keeps a state beside for the tree."""
 
     def __init__(self, index: int, part: Part, pool: Pool, queue: Queue, tree_page: int, max_rewind: int) -> None:
-        """Sequences may take ``max_rewind`` tokens back: each gets a slot more for the states of single steps."""
+        """Give each sequence ``max_rewind + 1`` more slots, for states of single tokens, if it may rewind."""
         super().__init__(index, part, pool, queue, tree_page)
         manifest = part.manifest
         self.track_every = -(-manifest.checkpoint_every // tree_page) * tree_page
@@ -63,7 +63,7 @@ class StateLane(PassingLane[StateCell, StateCell, StateHolding]):
         return cell.data if boundary else b""
 
     def above(self, node: Node) -> list[StateCell]:
-        """The states on the path from ``node`` upward, the nearest first."""
+        """Return the states on the path from ``node`` upward, the nearest first."""
         return [cell for each in path_up(node) if (cell := each.cells[self.index]) is not None]
 
     def acquire(self, node: Node, receipt: Receipt | None = None) -> StateCell | None:
@@ -153,7 +153,7 @@ class StateLane(PassingLane[StateCell, StateCell, StateHolding]):
         self.line_up(run)
 
     def rewind_state(self, holding: StateHolding, length: int) -> int:
-        """Take the state back to ``length``; the slot that must be copied into the running one, or NO_SLOT."""
+        """Take the state back to ``length``. Return the slot that must be copied into the running one, or NO_SLOT."""
         self.forget_tracks(holding, -1, length)
         return holding.rewind(length)
 
@@ -177,13 +177,13 @@ class StateLane(PassingLane[StateCell, StateCell, StateHolding]):
 
     # ------------------------------------------------------------ ops
     def work(self, kind: str, src: list[int], dst: list[int]) -> Callable[[], object]:
-        """What an op of this kind does with content."""
+        """Return the call that changes content as an op of this kind does."""
         if kind == "clear":
             return partial(self.live.clear, dst)
         return partial(self.live.copy, src, dst)
 
     def ends(self, kind: str) -> tuple[Pool, Pool]:
-        """The pools that an op of this kind reads from and writes into."""
+        """Return the pool that an op of this kind reads from, and the pool that it writes into."""
         return self.pool, self.pool
 
     # ------------------------------------------------------------ who owns what
