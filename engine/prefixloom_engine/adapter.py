@@ -30,7 +30,7 @@ def prefixloom_session(cache: Cache, model: Any, ids: Any, options: dict[str, An
 
 
 def _looks_like_transformers(model: Any) -> bool:
-    """Whether an object looks like a generating model of transformers; ``hf`` checks it with transformers itself."""
+    """Return whether an object looks like a generating model of transformers; ``hf`` checks it with transformers."""
     config = getattr(model, "config", None)
     if callable(getattr(config, "get_text_config", None)) and hasattr(model, "generate"):
         return True

@@ -48,7 +48,7 @@ class Media:
     whole: Sequence[tuple[int, int]] = ()
 
     def pass_end(self, start: int, end: int) -> int:
-        """Where a pass from ``start`` may end: at ``end``, before the span that it would cut, or else behind it."""
+        """Return where a pass from ``start`` may end: at ``end``, or before or behind the span that it would cut."""
         for first, last in self.whole:
             if first < end < last:
                 return first if first > start else last
@@ -72,7 +72,7 @@ class Span:
 
 
 def no_gate(layer: int) -> None:
-    """The ``Batch.gate`` of a batch that waits for nothing."""
+    """Wait for nothing, as the ``Batch.gate`` of a batch without gates."""
 
 
 @attrs.frozen(eq=False)
@@ -168,7 +168,7 @@ class Identified(Protocol):
         """The identity of the model as it is. The engine asks for it at every request."""
 
     def changed(self) -> bool:
-        """Whether the identity may be another one than it was when last asked for.
+        """Return whether the identity may have changed since it was last read.
 
         The engine asks before every step, so this must be cheap.
         """
@@ -225,7 +225,7 @@ class Model(Protocol):
 
 
 def by_count(spans: Sequence[Span]) -> list[list[int]]:
-    """The usual ``Runner.groups``: put all rows with the same number of tokens together, in the order of arrival.
+    """Group all rows with the same number of tokens, in the order of arrival: the usual ``Runner.groups``.
 
     A batch of rows with different counts would need padding, which windows and recurrences would read as tokens.
     """

@@ -68,37 +68,37 @@ class Observer:
     """
 
     def attached(self, cache: Cache) -> None:
-        """The engine was made over this cache."""
+        """Called when the engine was made over this cache."""
 
     def queued(self, number: int, answer: Answer) -> None:
-        """A request was added."""
+        """Called when a request was added."""
 
     def admitted(self, number: int, ready: int) -> None:
-        """A request runs, with ``ready`` tokens on the device. It is not computed until ``restored`` is called."""
+        """Called when a request runs, with ``ready`` tokens on the device. ``restored`` comes before it is computed."""
 
     def restored(self, number: int, ready: int, brought: int) -> None:
-        """The tiers below the device have brought what they can: ``ready`` tokens need not be computed."""
+        """Called when the tiers below the device have brought all they can: ``ready`` tokens need not be computed."""
 
     def launched(self, step: StepFacts) -> None:
-        """A step was enqueued. Its ``begun`` and what follows are not known yet."""
+        """Called when a step was enqueued. Its ``begun`` and the later times are not known yet."""
 
     def over(self, step: StepFacts) -> None:
-        """The engine has the results of a step. Each launched step is told once, in their order."""
+        """Called when the engine has the results of a step: once for each launched step, in their order."""
 
     def first_token(self, number: int) -> None:
-        """The prefill of a request is over, and its next token is there. After ``requeued`` it comes again."""
+        """Called when the prefill of a request is over, and its next token is there; again after ``requeued``."""
 
     def requeued(self, number: int, retracted: bool) -> None:
-        """A running request waits again: it was ``retracted`` for want of room, or has to start over."""
+        """Called when a running request waits again: it was ``retracted`` for want of room, or has to start over."""
 
     def ended(self, number: int, answer: Answer) -> None:
-        """A request ended; ``answer`` says why."""
+        """Called when a request ended; ``answer`` says why."""
 
     def stepped(self) -> None:
-        """The engine returns from ``Engine.step``, whether or not there was something to do."""
+        """Called when the engine returns from ``Engine.step``, whether or not there was something to do."""
 
     def closed(self) -> None:
-        """The engine is closed. Nothing comes after that."""
+        """Called when the engine is closed, as the last call."""
 
 
 class Polled(Observer):

@@ -52,25 +52,26 @@ class Tokenizer(Protocol):
     def decode(self, tokens: Sequence[int]) -> str: ...
 
     def token_bytes(self, token: int) -> bytes:
-        """The text of one token by itself, which may be part of a character."""
+        """Return the text of one token by itself, which may be part of a character."""
 
     def detokenizer(self) -> Detokenizer: ...
 
     def chat(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], more: Mapping[str, Any]
     ) -> ChatPrompt:
-        """The prompt for the answer to a chat. ``more``: further variables of the template. ``InputError``: it is
-        refused, by the template or since there is none."""
+        """Make the prompt for the answer to a chat. ``InputError``: the template refuses it, or there is none.
+
+        ``more``: further variables of the template.
+        """
 
     def parse(
         self, tokens: Sequence[int], prompt: Sequence[int], tools: Sequence[Mapping[str, Any]]
     ) -> Mapping[str, Any] | None:
-        """The message that an answer is, with its ``tool_calls`` and its ``content`` apart; None: their form is not
-        known."""
+        """Parse an answer into a message with its ``tool_calls`` and its ``content``; None: their form is not known."""
 
 
 def plain_text(message: Message, at: int) -> str:
-    """The content of a message, whose parts are joined. ``InputError``: a part is no text."""
+    """Join the parts of a message's content. ``InputError``: a part is no text."""
     content = message.get("content") or ""
     if isinstance(content, str):
         return content

@@ -47,11 +47,11 @@ class WatchedWeights:
         self._digests: dict[str, tuple[Stamp, bytes, bytes]] = {}
 
     def same(self) -> bool:
-        """Whether versions, addresses and samples are those of the last ``digests``."""
+        """Return whether versions, addresses and samples are those of the last ``digests``."""
         return self._unmoved() and self._sample() == self._sampled
 
     def seem_same(self) -> bool:
-        """As ``same``, but compare one part of the samples, in turn, and none of a device that would be waited for."""
+        """Compare as ``same`` does, but one part of the samples, in turn, and none of a device that it waits for."""
         if not self._unmoved():
             return False
         self._part = (self._part + 1) % PARTS
@@ -59,7 +59,7 @@ class WatchedWeights:
         return sampled(views) == before
 
     def written(self) -> bool:
-        """Whether a sample is another one though versions and addresses are those of the last ``digests``."""
+        """Return whether a sample has changed though versions and addresses are those of the last ``digests``."""
         return self._unmoved() and self._sample() != self._sampled
 
     def _unmoved(self) -> bool:
@@ -79,9 +79,9 @@ class WatchedWeights:
         self._stamps, self._digests = [], {}
 
     def digests(self) -> dict[str, bytes]:
-        """By name, the digest of each tensor. Those that may have changed are hashed again.
+        """Return the digest of each tensor by name, and hash the tensors again that may have changed.
 
-        If a sample has changed and nothing else tells of it, all are: others may have changed where no sample is.
+        If a sample has changed, but no version or address, hash all: others may have changed where no sample is.
         """
         found = list(self._tensors())
         self._stamps = [stamp(tensor) for _, tensor in found]
@@ -106,7 +106,7 @@ class WatchedWeights:
 
 
 def stamp(tensor: Tensor) -> Stamp:
-    """What a change of ``tensor``, or of those that it is made of, changes, without a look at its content."""
+    """Return numbers that change when ``tensor``, or a tensor of which it is made, does. Its content is not read."""
     own = id(tensor), tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version
     if type(tensor) in PLAIN:
         return own
@@ -114,14 +114,14 @@ def stamp(tensor: Tensor) -> Stamp:
 
 
 def parts_of(tensor: Tensor) -> list[Tensor]:
-    """A tensor, and those that it is made of."""
+    """Return a tensor, and the tensors of which it is made."""
     if type(tensor) in PLAIN or not is_traceable_wrapper_subclass(tensor):
         return [tensor]
     return [tensor, *(part for name in tensor.__tensor_flatten__()[0] for part in parts_of(getattr(tensor, name)))]
 
 
 def sample(tensor: Tensor) -> Tensor:
-    """A view of some numbers of ``tensor``, spread over all of it; of none where its memory has gaps or no content."""
+    """Return a view of numbers spread over all of ``tensor``; of none where its memory has gaps or no content."""
     size, dense = tensor.numel(), 1
     for stride, count in () if tensor.is_contiguous() else sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if count > 1:
@@ -133,12 +133,12 @@ def sample(tensor: Tensor) -> Tensor:
 
 
 def waits(tensor: Tensor) -> bool:
-    """Whether reading a tensor waits for a device."""
+    """Return whether reading a tensor waits for a device."""
     return tensor.device.type != "cpu"
 
 
 def sampled(views: Iterable[Tensor]) -> bytes:
-    """The content of some samples, gathered where they are, so that it is copied from a device at once."""
+    """Return the content of some samples. Join them where they are, so that one copy brings all from a device."""
     together: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for view in views:
         together.setdefault((view.device, view.dtype), []).append(view)
@@ -160,7 +160,7 @@ def _hashed(tensors: list[Tensor]) -> list[bytes]:
 
 
 def digest_of(tensor: Tensor) -> bytes:
-    """A digest of a tensor's dtype, shape and bytes; of a tensor that is made of others, of these."""
+    """Digest a tensor's dtype, shape and bytes; of a tensor that is made of others, these."""
     hashed = hashlib.blake2b(f"{tensor.dtype} {tuple(tensor.shape)}".encode(), digest_size=16, person=b"loom.weights")
     if tensor.device.type == "meta":
         raise CompositionError(
@@ -179,7 +179,7 @@ def digest_of(tensor: Tensor) -> bytes:
 
 
 def combined(digests: Iterable[tuple[str, bytes]]) -> str:
-    """One digest of several tensors, whatever their order."""
+    """Combine the digests of several tensors, whatever their order."""
     hashed = hashlib.blake2b(digest_size=16, person=b"loom.weights")
     for name, digest in sorted(digests):
         hashed.update(f"{len(name)} {name}".encode() + digest)

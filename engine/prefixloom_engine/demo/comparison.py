@@ -63,7 +63,7 @@ class Round:
 
 
 def device_capacity(settings: Settings, conversations: Conversations) -> int:
-    """How many tokens each pool holds: less than all conversations have, but enough for the longest prompt."""
+    """Return how many tokens each pool holds: less than all conversations have, but enough for the longest prompt."""
     least = -(-(conversations.longest + REPLY) // 64) * 64
     if settings.capacity is None:
         return max(least, conversations.total * 4 // 10)
@@ -77,7 +77,7 @@ def device_capacity(settings: Settings, conversations: Conversations) -> int:
 
 
 def pool_capacities(model: Model, tokens: int, max_rewind: int) -> dict[str, int]:
-    """By component: ``tokens`` for those with pages, and as many states as usually go with so many tokens."""
+    """Return by component: ``tokens`` if it has pages, or as many states as usually go with so many tokens."""
     composed: Cache = compose(model.config, capacity=tokens, device="meta", max_rewind=max_rewind)
     states = STATES + max_rewind + tokens // 128
     return {part.name: tokens if part.page_tokens else states for part in composed.composition.parts}
@@ -176,7 +176,7 @@ class Comparison:
         return stream.answer, seconds
 
     def _failure(self, error: Exception, length: int) -> str:
-        """The message for a model from a folder that raises. Mostly it has no embedding for so late a position."""
+        """Return the message for a model that raises. Mostly it has no embedding for so late a position."""
         most = getattr(self.engine.model.config, "max_position_embeddings", None)
         message = f"the model in {str(self.folder)!r} fails with {type(error).__name__} ({error})"
         if isinstance(most, int) and length + REPLY > most:

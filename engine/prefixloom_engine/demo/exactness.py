@@ -146,7 +146,7 @@ def restored_slots(part: Any, plan: MatchPlan) -> list[tuple[int, int]]:
 
 
 def lose_each_component(engine: Engine, prompt: Sequence[int]) -> dict[str, float]:
-    """The control: zero what is restored of each component in turn, and measure how far the answer moves.
+    """Zero what is restored of each component in turn, and measure how far the answer moves: the control.
 
     The content is put back afterwards. But what was computed from zeros stays in the cache, so this must come last.
     """

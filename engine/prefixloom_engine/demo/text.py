@@ -17,7 +17,7 @@ from .settings import Settings
 
 
 def columns() -> int:
-    """How wide lines may be: as wide as the terminal, but from 60 to 120."""
+    """Return how wide lines may be: as wide as the terminal, but from 60 to 120."""
     return min(max(shutil.get_terminal_size((100, 24)).columns, 60), 120)
 
 
@@ -58,7 +58,7 @@ def introduction(settings: Settings, comparison: Comparison) -> str:
 
 
 def _host_capacity(comparison: Comparison) -> str:
-    """What the tier in the host's memory holds; "" where there is none."""
+    """Describe what the tier in the host's memory holds; "" if there is no tier."""
     tier = comparison.cache.stats().tier
     if tier is None:
         return ""
@@ -143,7 +143,7 @@ def _shift(by: float) -> str:
 
 
 def closing(comparison: Comparison, exactness: Exactness) -> str:
-    """The last row of the table, all findings, and the verdict."""
+    """Return the last row of the table, all findings, and the verdict."""
     lines = [wrapped(f"{title + ':':<16}", text) for title, text in findings(comparison, exactness)]
     advice = "" if exactness.restored or not exactness.passed else ": try more --turns"
     last = wrapped(f"{'verdict:':<16}", f"{exactness.verdict}{advice}")

@@ -73,5 +73,5 @@ class AroundEngine:
 
 
 def figure_of(name: str, text: str, value: float, *, gauge: bool = False) -> Figure:
-    """A figure without labels."""
+    """Make a figure without labels."""
     return Figure(f"prefixloom:prefill_{name}", "gauge" if gauge else "counter", text, (((), float(value)),))

@@ -17,7 +17,7 @@ PART_OFFSET = struct.Struct("<Q")
 
 
 def parts_of(content: memoryview) -> list[list[bytes | memoryview]]:
-    """The frames of the messages that bring this content: an offset, and so many bytes."""
+    """Return the frames of the messages that bring this content: an offset, and so many bytes."""
     return [[PART_OFFSET.pack(at), content[at : at + PART_BYTES]] for at in range(0, len(content), PART_BYTES)]
 
 

@@ -96,7 +96,7 @@ class DecodeEngine(AroundEngine):
         return made
 
     def set_peers(self, addresses: Iterable[str]) -> None:
-        """From now on ask the prefill processes at these addresses, and no others. What others owe is asked anew."""
+        """Ask only the prefill processes at these addresses from now on. Prompts that others owe are placed anew."""
         wanted = dict.fromkeys(addresses)
         with defer_interrupts():
             known = {peer.name for peer in self._peers}
@@ -124,7 +124,7 @@ class DecodeEngine(AroundEngine):
         return running, waiting + self.awaited
 
     def figures(self) -> list[Figure]:
-        """Those of the engine, and what became of prompts that were to be computed elsewhere."""
+        """Return the engine's figures, and those of prompts that were to be computed elsewhere."""
         states = Counter(peer.state for peer in self._peers)
         return [
             *self.engine.figures(),
@@ -164,14 +164,14 @@ class DecodeEngine(AroundEngine):
             self.engine.add(request, answer=prompt.answer)
 
     def _cached(self, request: Request) -> int:
-        """How many tokens of a prompt are on the device, or can be brought back by a tier below it."""
+        """Return how many tokens of a prompt are on the device, or can be restored by a tier below it."""
         cache, namespace = self.engine.cache, self.engine.namespace(request.namespace)
         if cache.composition.tier is None:
             return cache.peek(request.tokens, namespace=namespace, leave=1)
         return cache.match(request.tokens, namespace=namespace, leave=1).restorable
 
     def _asked(self, prompt: AwaitedPrompt) -> bool:
-        """Whether a prefill process is asked now."""
+        """Ask a prefill process for a prompt if one can be asked and there is room. Return whether one was asked."""
         agreed = [peer for peer in self._peers if peer.state == "agreed"]
         self._tell_alone(not agreed)
         if not agreed:
@@ -186,14 +186,14 @@ class DecodeEngine(AroundEngine):
         return any(peer.ask(prompt) for peer in ordered if peer.name not in prompt.asked)
 
     def _tell_alone(self, alone: bool) -> None:
-        """The log says once that no prefill process is asked."""
+        """Log once that no prefill process is asked."""
         if alone and not self._alone:
             known = ", ".join(f"{name} ({state})" for name, state in self.peers.items()) or "none is known"
             log.warning("no prefill process can be asked: %s: prompts are computed here", known)
         self._alone = alone
 
     def _awaited_bytes(self) -> int:
-        """Bytes of content that may come, or that wait here until their prompts are admitted."""
+        """Return the bytes of content that may come, or that wait here until their prompts are admitted."""
         self._arrived = [each for each in self._arrived if not each[0].admitted_at and not each[0].done]
         awaited = sum(prompt.size for peer in self._peers for prompt in peer.owed)
         return awaited + sum(size for _, size in self._arrived)

@@ -32,7 +32,7 @@ HEAD_CHECKSUM = struct.Struct("<I")
 
 
 def identity_of(engine: Engine) -> Identity:
-    """The identity of an engine's model. Content that has none must not leave the process."""
+    """Return the identity of an engine's model. Content of a model without identity must not leave the process."""
     identity = engine.identity
     if identity is None:
         raise InputError(
@@ -53,7 +53,7 @@ def cache_format(cache: Cache) -> dict[str, Any]:
 
 
 def format_digest(cache: Cache) -> str:
-    """A digest of ``cache_format``, for each question."""
+    """Digest ``cache_format``, for each question."""
     return hashlib.blake2b(json.dumps(cache_format(cache)).encode(), digest_size=16).hexdigest()
 
 
@@ -74,12 +74,12 @@ def read_json(data: Any) -> dict[str, Any]:
 
 
 def greeting(engine: Engine) -> bytes:
-    """What both sides must agree on: what the model's content depends on, and how the cache keeps it."""
+    """Return what both sides must agree on: the facts that content depends on, and the cache's format."""
     return json.dumps({"identity": identity_of(engine).facts, "cache": cache_format(engine.cache)}).encode()
 
 
 def disagreement(engine: Engine, data: Any) -> str:
-    """What is different in another process's greeting, in a sentence; empty if nothing is."""
+    """Say in a sentence how another process's greeting differs; return "" if it does not."""
     try:
         theirs = read_json(data)
         differs = identity_of(engine).difference(theirs["identity"])
@@ -110,7 +110,7 @@ class Question:
 
 
 def can_be_asked(request: Request) -> bool:
-    """Whether a prompt has tokens alone, not too many for one message, and wants no more than an answer says."""
+    """Return whether a prompt has tokens alone, not too many for a message, and wants no more than an answer says."""
     plain = not request.inputs and not request.top_logprobs and request.hand_over is None
     return plain and len(encode(request.tokens)) <= LONGEST_FRAME
 
@@ -129,7 +129,7 @@ def encode_question(question: Question, cache: Cache) -> list[bytes]:
 
 
 def question_digest(frames: Sequence[Any]) -> str:
-    """A digest of a question's frames, which its answer repeats."""
+    """Digest a question's frames; the answer repeats the digest."""
     made = hashlib.blake2b(digest_size=16)
     for each in frames:
         made.update(hashlib.blake2b(each, digest_size=16).digest())

@@ -120,14 +120,14 @@ class NixlMover:
         return metadata, handle
 
     def state(self, handle: Any) -> str:
-        """How far a read is: "DONE", "PROC" or "ERR"."""
+        """Return how far a read is: "DONE", "PROC" or "ERR"."""
         try:
             return str(self._agent.check_xfer_state(handle))
         except Exception:  # of a peer that is gone NIXL raises
             return "ERR"
 
     def view(self, at: int, size: int) -> memoryview:
-        """A part of this mover's memory."""
+        """Return a part of this mover's memory."""
         return self._block.memory[at : at + size]
 
     def end(self, handle: Any, peer: bytes, at: int) -> None:

@@ -158,7 +158,7 @@ class PrefillPeer:
         return True
 
     def drop(self, answer: Answer) -> bool:
-        """A prompt is not wanted any more. False: it is not awaited from this process."""
+        """Drop a prompt that is not wanted any more. False: it is not awaited from this process."""
         found = [number for number, each in self._owed.items() if each.prompt.answer is answer]
         for number in found:
             self._forget(number)
@@ -202,7 +202,7 @@ class PrefillPeer:
         return settled
 
     def _look_at_clock(self, now: float) -> list[SettledPrompt]:
-        """What a mover has brought meanwhile, and what is awaited for too long."""
+        """Settle prompts whose content a mover has brought meanwhile, and prompts that are awaited for too long."""
         settled: list[SettledPrompt] = []
         for number, asked in list(self._owed.items()):
             if asked.arrival is not None and asked.arrival.moved:
@@ -235,7 +235,7 @@ class PrefillPeer:
         return []
 
     def _learn(self, frames: Iterable[memoryview]) -> list[SettledPrompt]:
-        """The prefill process has said what it computes."""
+        """Learn from the greeting whether the prefill process computes the same. If not, give up its prompts."""
         said = next(iter(frames), memoryview(b""))
         before, self.differs = self.differs, disagreement(self._engine, said)
         if not self.differs:

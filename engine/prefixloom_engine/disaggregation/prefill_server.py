@@ -159,7 +159,7 @@ class PrefillServer(AroundEngine):
         return running, waiting + unread
 
     def figures(self) -> list[Figure]:
-        """Those of the engine, and what decode processes have asked."""
+        """Return the engine's figures, and those of the questions of decode processes."""
         return [
             *self.engine.figures(),
             figure_of("served", "prompts that were computed for decode processes", self.served),
@@ -246,7 +246,7 @@ class PrefillServer(AroundEngine):
             peer.uninformed = True
 
     def _drop(self, peer: DecodePeer, number: int) -> None:
-        """A prompt is not wanted any more, or its content has been fetched."""
+        """Forget a prompt that is not wanted any more, or whose content has been fetched."""
         peer.refused.pop(number, None)
         peer.unread.pop(number, None)
         if number in peer.asked:

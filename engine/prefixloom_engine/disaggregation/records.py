@@ -51,14 +51,14 @@ class ContentRun:
 
 
 def buffers_of(cache: Cache, component: str) -> list[tuple[str, Tensor, int]]:
-    """By name the buffers of a component in the order in which they stand in a payload, and the bytes of one slot."""
+    """Return by name the buffers of a component in the order of a payload, and the bytes of one slot."""
     found = cache.pool(component).buffers.items()
     ordered = sorted(found, key=lambda item: -item[1].element_size())
     return [(name, buffer, buffer[:, 0].numel() * buffer.element_size()) for name, buffer in ordered]
 
 
 def pages_for(cache: Cache, have: int, boundary: int, end: int) -> dict[str, list[int]]:
-    """By component: the pages that a handover has."""
+    """Return by component the pages of a handover."""
     pages = pages_needed(cache, have, end)
     if not boundary:
         return pages
@@ -67,14 +67,14 @@ def pages_for(cache: Cache, have: int, boundary: int, end: int) -> dict[str, lis
 
 
 def content_size(cache: Cache, have: int, end: int) -> int:
-    """The bytes of what a prompt of ``end`` tokens needs, of which ``have`` are there: at most so many."""
+    """Return at most how many bytes a prompt of ``end`` tokens needs if ``have`` of its tokens are there."""
     last = (end - 1) // cache.composition.page * cache.composition.page
     boundary = last if last > have else 0
     return sum(run.size for run in content_runs(cache, pages_for(cache, have, boundary, end), boundary, end))
 
 
 def content_runs(cache: Cache, pages: Mapping[str, Sequence[int]], boundary: int, end: int) -> list[ContentRun]:
-    """The records of a handover, in their order: component by component, of a state first that at the end."""
+    """Return the records of a handover in order: by component, and of a state first the one at the end."""
     found = []
     for part in cache.composition.parts:
         slot = sum(size for _, _, size in buffers_of(cache, part.name))
@@ -207,7 +207,7 @@ class ExpectedContent:
 
 
 def _tensor_of(view: memoryview) -> Tensor:
-    """The bytes of a view as a tensor, which must not be written."""
+    """Return the bytes of a view as a tensor, which must not be written."""
     if not len(view):
         return torch.empty(0, dtype=torch.uint8)
     return torch.frombuffer(bytearray(view) if view.readonly else view, dtype=torch.uint8)

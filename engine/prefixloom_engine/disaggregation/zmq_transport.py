@@ -49,12 +49,12 @@ REFUSED_EVENTS = (
 
 
 def has_message(waiting: zmq.Socket[bytes]) -> bool:
-    """Whether a message can be received. To ask is cheaper than to try, or to poll."""
+    """Return whether a message can be received. To ask is cheaper than to try, or to poll."""
     return bool(int(waiting.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
 
 def is_ipv6(address: str) -> bool:
-    """Whether the host of an address is one of IPv6: as a number in brackets, or as a name that has no other."""
+    """Return whether an address needs IPv6: its host is a number in brackets, or a name without IPv4 address."""
     host = address.removeprefix(TCP).rpartition(":")[0]
     if not address.startswith(TCP) or host.startswith("["):
         return address.startswith(TCP)
@@ -195,7 +195,7 @@ class DecodeSocket(ZmqSocket):
         return [*events, *self._receive(0.0 if events else seconds, named=False)]
 
     def _events(self) -> list[PeerMessage]:
-        """What became of the connection since the last call."""
+        """Return what became of the connection since the last call."""
         found = []
         while has_message(self._monitor):
             event = recv_monitor_message(self._monitor)["event"]

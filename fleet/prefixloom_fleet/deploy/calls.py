@@ -90,7 +90,7 @@ class RoutedCall:
             self.replica.first_byte(self._sent)
 
     def end(self, hit: int | None) -> None:
-        """It is over, and counts at no replica any more. A second call does nothing."""
+        """End the call: it counts at no replica any more. A second call does nothing."""
         with self._lock:
             self._over = True
             self._leave(hit)

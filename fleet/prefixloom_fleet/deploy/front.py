@@ -343,7 +343,7 @@ class Attempt:
             yield piece
 
     async def close(self) -> None:
-        """It is over, or nobody wants it any more: the replica then ends it."""
+        """Close an answer that is over, or that nobody wants any more: the replica then ends it."""
         if not self._closed:
             self._closed = True
             self._routed.end(None)

@@ -132,7 +132,7 @@ class Replica:
         return await self._worker.call(self._stats)
 
     def _stats(self) -> dict[str, Any]:
-        """In the engine's thread."""
+        """Return the figures that the front asks for. Call this in the engine's thread."""
         engine, publisher = self._worker.engine, self._made.publisher
         running, waiting = engine.load
         parts: Mapping[str, Any] = engine.cache.stats().components

@@ -104,7 +104,7 @@ class TrackedReplica:
         sent.ahead = 0
 
     def end(self, sent: SentRequest, hit: int | None) -> None:
-        """It was answered, or will not be. ``hit``: how many of its tokens hit, if the replica said so."""
+        """End a request that was answered, or will not be. ``hit``: how many tokens hit, if the replica said so."""
         self._under_way.discard(sent)
         if hit is not None and sent.promised is not None and self.events is not None:
             self.events.settle(sent.promised, hit)

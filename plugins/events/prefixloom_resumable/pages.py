@@ -198,7 +198,7 @@ class ResumablePages:
     def tokens(self, pages: PageRange, parts: int = 1) -> Tokens:
         """Return the tokens of some pages.
 
-        ``parts``: how many of these pages a page of the tree has, because a component's may be smaller
+        ``parts``: how many of these pages a page of the tree has, because a component's may be smaller.
         """
         size = self.page // parts
         return pages.run.tokens.piece(pages.first * size, pages.end * size)

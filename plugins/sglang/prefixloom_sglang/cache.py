@@ -262,7 +262,7 @@ class PrefixloomCache(BasePrefixCache):
             self.states.release(req)
 
     def swa_retain_floor(self, req: Any) -> int | None:
-        """Return where the window begins that the next publication needs; None: no publication needs one."""
+        """Return where the window begins that a waiting state or the next publication needs; None: none is needed."""
         end: int
         if self._may_move_on:
             end = self._decoded(req) // self.page_size * self.page_size
