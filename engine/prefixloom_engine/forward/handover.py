@@ -18,7 +18,7 @@ from ..contract.handover import Handover
 
 
 def pages_needed(cache: Cache, have: int, end: int) -> dict[str, list[int]]:
-    """By component: the numbers of the pages beyond ``have`` tokens that are read when resuming at ``end``."""
+    """Return by component the numbers of the pages beyond ``have`` tokens that are read when resuming at ``end``."""
     found = {}
     for part in cache.composition.parts:
         size = part.page_tokens
@@ -52,7 +52,7 @@ def plan_handover(cache: Cache, have: int, start: int, end: int) -> tuple[int, d
 
 
 def copy_states(cache: Cache, tables: Mapping[str, Tensor]) -> dict[tuple[str, str], Tensor]:
-    """On the stream: copy the running states of the sequence whose table rows are ``tables``."""
+    """Copy on the stream the running states of the sequence whose table rows are ``tables``."""
     return {
         (part.name, name): buffer[:, tables[part.name][:1].long()][:, 0].clone()
         for part in cache.composition.parts
@@ -64,7 +64,7 @@ def copy_states(cache: Cache, tables: Mapping[str, Tensor]) -> dict[tuple[str, s
 def copy_content(
     cache: Cache, tables: Mapping[str, Tensor], pages: Mapping[str, Sequence[int]]
 ) -> dict[tuple[str, str], Tensor]:
-    """On the stream: copy the running states and these pages of the sequence whose table rows are ``tables``."""
+    """Copy on the stream the running states and these pages of the sequence whose table rows are ``tables``."""
     content = copy_states(cache, tables)
     for part in cache.composition.parts:
         if part.page_tokens:
@@ -75,7 +75,7 @@ def copy_content(
 
 
 def write_content(cache: Cache, tables: Mapping[str, Tensor], handover: Handover, start: int, end: int) -> None:
-    """On the stream: write the pages of [start, end) and the states at ``end`` into the slots of a sequence."""
+    """Write on the stream the pages of [start, end) and the states at ``end`` into the slots of a sequence."""
     states = handover.content if end == handover.end else handover.states
     for part in cache.composition.parts:
         row, size = tables[part.name], part.page_tokens

@@ -116,7 +116,7 @@ class ForwardPass:
         return tokens
 
     def _device_rows(self, which: Sequence[int]) -> Tensor:
-        """Where the device keeps what it knows of the jobs of these rows."""
+        """Return the numbers of the rows in which the device keeps the jobs of these rows."""
         return copy_to_device([self.rows[i].job.device_row for i in which], self.newest)
 
     def _sample(self, logits: Tensor, wanted: int) -> Tensor | None:
@@ -174,9 +174,9 @@ class ForwardPass:
         return [list(zip(names, logprobs, strict=True)) for names, logprobs in zip(tokens, values, strict=True)]
 
     def _judged(self, row: PlannedRow, usable: list[bool]) -> LogitsError | None:
-        """The error of a row, if the logits are not finite at a position that counts.
+        """Return the error of a row, if the logits are not finite at a position that counts.
 
-        What follows a wrong guess does not count: it is taken back.
+        Positions after a wrong guess do not count, because they are taken back.
         """
         for ahead, fine in enumerate(usable):
             if not fine:
@@ -194,7 +194,7 @@ class ForwardPass:
 
 
 def usable(highest: Tensor) -> Tensor:
-    """By the highest logit of each row and position: whether one logit is finite and none is NaN or plus infinity.
+    """Return whether one logit of each row and position is finite and none is NaN or plus infinity.
 
     To ``max``, NaN is greater than all numbers, so the highest logit tells.
     """

@@ -45,7 +45,7 @@ class LaunchedStep:
         self._read = False
 
     def run(self, work: Callable[[], object]) -> None:
-        """On the stream: do ``work``, and record its time and its error."""
+        """Do ``work`` on the stream, and record its time and its error."""
         started = time.perf_counter()
         try:
             work()
@@ -61,7 +61,7 @@ class LaunchedStep:
         self._stamps = first, last
 
     def times(self) -> tuple[float, float]:
-        """When the passes of a step that is over began and ended on the stream; zeros if none began."""
+        """Return when the passes of a step that is over began and ended on the stream; zeros if none began."""
         if self._stamps is not None:
             begun, ended = (stamp.seconds or 0.0 for stamp in self._stamps)
             return begun, ended
@@ -77,7 +77,7 @@ class LaunchedStep:
             self._read = True
 
     def verdict(self) -> list[BaseException | None]:
-        """The error of each row. The cache asks when it has seen that the step is over."""
+        """Return the error of each row. The cache asks when it has seen that the step is over."""
         self.wait()
         return [row.error for row in self.rows]
 

@@ -286,7 +286,7 @@ class Session:
             self.sequence.publish()
 
     def _check_model(self, changed: bool) -> None:
-        """If the model may have changed, raise unless it is the one that the session was opened with."""
+        """Raise if the model may have changed, and is not the one with which the session was opened."""
         if changed and (self._hf.model.training or self._hf.identity != self._identity):
             raise ProtocolError(
                 "the model's weights, adapters, hooks or mode have changed since this session was opened, so what it "

@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def frame(told: dict[str, Any], trouble: str = "") -> Any:
-    """One picture of the server's figures."""
+    """Draw one picture of the server's figures."""
     from rich.console import Group
     from rich.text import Text
 

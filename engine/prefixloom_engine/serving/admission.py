@@ -28,12 +28,12 @@ def fcfs(waiting: Sequence[Job], cache: Cache) -> list[Job]:
 
 
 def priority(waiting: Sequence[Job], cache: Cache) -> list[Job]:
-    """The highest priority first; among equals, first come, first served."""
+    """Order requests by priority, the highest first; among equals, first come, first served."""
     return sorted(waiting, key=lambda job: (-job.request.priority, job.number))
 
 
 def lpm(waiting: Sequence[Job], cache: Cache) -> list[Job]:
-    """The longest cached prefix first. A request that hits nothing may wait long."""
+    """Order requests by cached prefix, the longest first. A request that hits nothing may wait long."""
     first = fcfs(waiting, cache)
     near, far = first[:MATCHED_AT_ONCE], first[MATCHED_AT_ONCE:]
     hits = {id(job): cached_tokens(job, cache) for job in near}
@@ -41,7 +41,7 @@ def lpm(waiting: Sequence[Job], cache: Cache) -> list[Job]:
 
 
 def cached_tokens(job: Job, cache: Cache) -> int:
-    """How many tokens need not be computed: they are on the device, or a tier below can bring them back."""
+    """Return how many tokens need not be computed: they are on the device, or a tier below can restore them."""
     if cache.composition.tier is None:
         return cache.peek(job.key, namespace=job.namespace, leave=1, extra=job.extra)
     return cache.match(job.key, namespace=job.namespace, leave=1, extra=job.extra).restorable
@@ -116,7 +116,7 @@ class PageBudget:
                 )
 
     def pages_outstanding(self, job: Job) -> dict[str, int]:
-        """By component: how many pages a running job still takes until its prefill ends and its first token decodes."""
+        """Return by component how many pages a running job still takes until its prefill ends and a token decodes."""
         total, end = max(job.prefill_end, job.launched) + 1, job.launched
         held = self.needs.slots(total)
         return {
@@ -128,7 +128,7 @@ class PageBudget:
         return {part.name: part.capacity for part in self._parts}
 
     def pages_to_the_end(self, jobs: Iterable[Job]) -> dict[str, int]:
-        """By component: how many pages these jobs have together when their answers are as long as they may be."""
+        """Return by component how many pages these jobs have together when their answers are as long as they may be."""
         used = dict.fromkeys(self.capacities(), 0)
         for job in jobs:
             held = self.needs.slots(len(job.request.tokens) + job.request.max_tokens)
@@ -137,7 +137,7 @@ class PageBudget:
         return used
 
     def pages_available(self) -> Mapping[str, int]:
-        """By component: how many pages are free or can be evicted now."""
+        """Return by component how many pages are free or can be evicted now."""
         figures = self._cache.stats().components
         return {
             part.name: figures[part.name].free + figures[part.name].cached - figures[part.name].leased
@@ -145,7 +145,7 @@ class PageBudget:
         }
 
     def suffices(self, jobs: list[Job]) -> bool:
-        """Whether all of these running jobs can finish their prefill side by side."""
+        """Return whether all of these running jobs can finish their prefill side by side."""
         left = dict(self.pages_available())
         for job in jobs:
             for name, pages in self.pages_outstanding(job).items():

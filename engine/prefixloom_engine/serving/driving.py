@@ -62,16 +62,16 @@ class DrivenEngine(StepsAnswers, Protocol):
         """End a request as if it had met a stop."""
 
     def namespace(self, name: str) -> str:
-        """Where the cache keeps what requests of the namespace ``name`` compute."""
+        """Return where the cache keeps what requests of the namespace ``name`` compute."""
 
     def extra_keys(self, tokens: list[int], inputs: Mapping[str, Any]) -> list[tuple[int, int, str]]:
-        """The extra keys of a prompt that carries ``inputs``."""
+        """Return the extra keys of a prompt that carries ``inputs``."""
 
     def account(self) -> None:
-        """From now on, count in the cache's history why the tokens of each request miss."""
+        """Count from now on in the cache's history why the tokens of each request miss."""
 
     def figures(self) -> list[Figure]:
-        """The figures of the cache, and of what other processes compute for this one or ask of it."""
+        """Return the figures of the cache, and of what other processes compute for this one or ask of it."""
 
     def retire(self) -> None:
         """Take nothing new from other processes. What they have asked for goes on."""
@@ -148,7 +148,7 @@ class OpenStreams:
             return stream
 
     def dropped(self) -> list[Answer]:
-        """The answers whose streams were dropped since the last call."""
+        """Return the answers whose streams were dropped since the last call."""
         found = []
         for answer, stream in list(self._open.items()):
             if answer.done or stream() is None:

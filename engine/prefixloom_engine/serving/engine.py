@@ -141,7 +141,7 @@ class Engine:
         return self._identity
 
     def namespace(self, name: str) -> str:
-        """The namespace ``name`` of the model's identity: where the cache keeps what requests of that name compute."""
+        """Return the namespace ``name`` of the model's identity, in which the cache keeps what its requests compute."""
         return name if self._identity is None else self._identity.namespace(name)
 
     def _identify(self) -> None:
@@ -198,12 +198,12 @@ class Engine:
         return True
 
     def extra_keys(self, tokens: list[int], inputs: Mapping[str, Any]) -> list[tuple[int, int, str]]:
-        """The extra keys of a prompt that carries ``inputs``, such as images: spans (start, end, key)."""
+        """Return the extra keys of a prompt that carries ``inputs``, such as images: spans (start, end, key)."""
         media = self._media(Request(tokens, 1, inputs=inputs))
         return [] if media is None else list(media.extra)
 
     def _media(self, request: Request) -> Media | None:
-        """What a request's prompt carries beside its tokens."""
+        """Return what a request's prompt carries beside its tokens."""
         if not request.inputs:
             return None
         name = request.label or "a request"
@@ -278,7 +278,7 @@ class Engine:
 
     @contextmanager
     def _restart_all_on_error(self) -> Iterator[None]:
-        """If the block raises, everything in flight is void, and every job starts over."""
+        """Restart every job if the block raises, because everything in flight is void then."""
         try:
             yield
         except BaseException:
@@ -306,9 +306,9 @@ class Engine:
             self._observers.launched(launched.facts)
 
     def _idle(self) -> bool:
-        """Nothing is in flight and nothing can be launched.
+        """Wait for a store, or end the first waiting job. Nothing is in flight, and nothing can be launched.
 
-        Either a store may still bring something, or the first waiting job can never be admitted and ends.
+        A store may still bring something. If it cannot, the first waiting job can never be admitted.
         """
         if self._scheduler.fetching:
             time.sleep(STORE_POLL_SECONDS)
@@ -352,7 +352,7 @@ class Engine:
         observers.over(facts)
 
     def _take_tokens(self, row: PlannedRow, job: Job) -> None:
-        """The tokens of a row are known: rewind what was guessed wrong, append the rest, and end a complete answer."""
+        """Take the tokens of a row: rewind after wrong guesses, append the others, and end a complete answer."""
         fresh = self._verified_tokens(row)
         request, answer = job.request, job.answer
         answer.handed = row.outgoing
@@ -443,9 +443,9 @@ class Engine:
                     self._scheduler.end(row.job, "error", row.error)
 
     def _is_unusable(self, step: LaunchedStep, row: PlannedRow) -> bool:
-        """Whether this row of a step that is over, and nothing else, ends its job.
+        """Return whether this row of a step that is over, and nothing else, ends its job.
 
-        If something failed before that the row had read, its logits say nothing.
+        If something that the row had read failed before, the row's logits say nothing.
         """
         if step.error is not None or row.error is None or row.attempt != row.job.attempt:
             return False
@@ -488,7 +488,7 @@ class Engine:
         return {}
 
     def figures(self) -> list[Figure]:
-        """The figures of the cache, and of tenants if requests say theirs, for a dashboard."""
+        """Return the figures of the cache, and of tenants if requests name theirs, for a dashboard."""
         return [
             *self.cache.figures(),
             *self._scheduler.tenants.figures(self._scheduler.running, self._scheduler.waiting),
@@ -498,7 +498,7 @@ class Engine:
         """Take nothing new from other processes: an engine alone has nothing of them."""
 
     def account(self) -> None:
-        """From now on, count in the cache's history why the tokens of each request miss (``Cache.account``)."""
+        """Count from now on in the cache's history why the tokens of each request miss (``Cache.account``)."""
         self._scheduler.accounts = True
         self.cache.history()
 
@@ -536,7 +536,7 @@ class Engine:
 
 
 def facts_of(rows: Iterable[PlannedRow], number: int, planned: float) -> StepFacts:
-    """What observers are told of a step that was just launched."""
+    """Return what observers learn of a step that was just launched."""
     chunks, decoded, drafted = [], 0, 0
     for row in rows:
         if row.prefill:

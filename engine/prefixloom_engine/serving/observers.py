@@ -53,6 +53,6 @@ class Observers:
 
 
 def observers_of(observers: Iterable[Observer]) -> Observers | None:
-    """None: there are none."""
+    """Combine these observers; None: there are none."""
     found = tuple(observers)
     return Observers(found) if found else None

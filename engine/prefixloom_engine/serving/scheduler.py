@@ -200,7 +200,7 @@ class Scheduler:
             return []
 
     def _most_guesses(self, job: Job) -> int:
-        """Where the engine publishes the states of a decode, no step may pass a boundary without ending on it."""
+        """Return how many tokens to guess: a step must end at each boundary if decode states are published."""
         most = job.speculate
         if self.publishes_while_decoding:
             most = min(most, (job.launched // self.page + 1) * self.page - job.launched - 1)
@@ -255,8 +255,7 @@ class Scheduler:
         return count
 
     def _allowed(self, left: int, budget: int, planned: dict[int, PlannedRow]) -> int:
-        """How many tokens of a prompt, of which ``left`` are not computed, a step may take; ``budget`` of its chunk are
-        not taken yet."""
+        """Return how many of a prompt's last ``left`` tokens a step may take that has ``budget`` of its chunk left."""
         most = min(self.chunk, budget + (BURST - 1) * self.chunk)
         if budget < left <= most and all(row.prefill for row in planned.values()):
             return left
@@ -318,7 +317,7 @@ class Scheduler:
                     job.prefill_stops.add(shared)
 
     def _awaits_prefix(self, job: Job, planned: dict[int, PlannedRow]) -> bool:
-        """Whether a running prefill is about to publish a prefix that is longer than what ``job`` would hit now.
+        """Return whether a running prefill is about to publish a longer prefix than ``job`` would hit now.
 
         What this step computes is published when it is launched, so the next step can admit ``job``.
         """
@@ -338,7 +337,7 @@ class Scheduler:
         return True
 
     def _will_publish(self, job: Job, boundary: int) -> bool:
-        """Whether ``boundary`` of a running prefill will be published, with a state there if the model has states."""
+        """Return whether a running prefill will publish ``boundary``, with a state there if the model has states."""
         assert job.sequence is not None
         if job.sequence.published >= boundary:
             return False
@@ -377,7 +376,7 @@ class Scheduler:
         return True
 
     def _until(self, request: Request) -> float:
-        """When nobody needs any more what a request uses now."""
+        """Return the time from which nobody needs what a request uses now."""
         return math.inf if request.ttl is None else self.clock() + request.ttl
 
     def _account(self, sequence: Sequence) -> None:
@@ -394,7 +393,7 @@ class Scheduler:
         return [job for job in self.running if job.restoring is not None]
 
     def _finish_restore(self, job: Job) -> None:
-        """Every tier has brought what it can: the job goes on from there."""
+        """Continue a job with what every tier has restored."""
         sequence, handover = job.sequence, job.handover
         assert sequence is not None
         job.restoring = None
@@ -522,7 +521,7 @@ class Scheduler:
 
 
 def shared_tokens(job: Job, other: Job, most: int) -> int:
-    """How many of the first ``most`` tokens of two jobs agree, and what their prompts carry there as well."""
+    """Return how many of the first ``most`` tokens of two jobs agree, with what their prompts carry there."""
     for one, two in itertools.zip_longest(job.extra, other.extra):
         if one != two:
             most = min(most, *(span[0] for span in (one, two) if span is not None))
@@ -531,7 +530,7 @@ def shared_tokens(job: Job, other: Job, most: int) -> int:
 
 
 def common_prefix(a: list[int], b: list[int], most: int) -> int:
-    """How many of the first ``most`` tokens of ``a`` and ``b`` agree."""
+    """Return how many of the first ``most`` tokens of ``a`` and ``b`` agree."""
     low, high = 0, min(most, len(a), len(b))
     while low < high:
         middle = (low + high + 1) // 2

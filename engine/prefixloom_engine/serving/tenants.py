@@ -49,7 +49,7 @@ class Tenants:
         return self.served[tenant] / self.share(tenant)
 
     def by_running(self, running: Collection[Job]) -> Callable[[str], tuple[float, float]]:
-        """The order of admission: who runs least, and of these who was served least."""
+        """Order admission: first who runs least, and of these who was served least."""
         return lambda tenant: (self.load(running, tenant, of_one), self.by_served(tenant))
 
     def turns(self, jobs: Iterable[Job], order: Callable[[str], object]) -> Iterator[Job]:
@@ -85,9 +85,9 @@ class Tenants:
         return found
 
     def leaves_others_theirs(self, job: Job, running: Iterable[Job], now: float) -> bool:
-        """Whether the owner of ``job`` can run it to its end without what others keep within their shares.
+        """Return whether the owner of ``job`` can run it to its end without pages that others keep within their shares.
 
-        What others keep counts while they still ask. The first job of an owner runs in any case.
+        Pages that others keep count while these still ask. The first job of an owner runs in any case.
         """
         shares, mine = self._cache.composition.policy.shares, owner_of(job.namespace)
         running = [*running, job]
@@ -122,5 +122,5 @@ def of_one(job: Job) -> int:
 
 
 def of_tokens(job: Job) -> int:
-    """How many tokens a job that runs, or is about to run, has in the pools."""
+    """Return how many tokens a job that runs, or is about to run, has in the pools."""
     return job.launched if job.sequence is not None else len(job.tokens)

@@ -21,7 +21,7 @@ BYTE_VOCABULARY = END + 1 + len(ROLES)
 
 
 def text_sizes() -> Sizes:
-    """The sizes of a small model whose tokens these are."""
+    """Return the sizes of a small model with these tokens."""
     return attrs.evolve(SIZES["small"], vocabulary=BYTE_VOCABULARY)
 
 

@@ -55,7 +55,7 @@ class TraceEvents:
 
     # ------------------------------------------------------------ steps
     def launched(self, step: StepFacts) -> list[Event]:
-        """A step was enqueued: the requests whose prompts it computes do nothing else until it is over."""
+        """Begin the prefills of a step that was enqueued. Their requests do nothing else until the step is over."""
         made = []
         for chunk in step.chunks:
             values = {"from": chunk.start, "to": chunk.end, "step": step.number}
@@ -63,7 +63,7 @@ class TraceEvents:
         return made
 
     def over(self, step: StepFacts) -> list[Event]:
-        """A step is over: how it was planned, ran and was waited for. Requests with more to compute wait for a turn."""
+        """Trace how a step was planned, ran and was waited for. Requests with more to compute wait for a turn."""
         made = self._span("engine", "plan", step.planned, step.launched, {"step": step.number})
         if step.ended:
             name = "prefill and decode" if step.chunks and step.decoded else "prefill" if step.chunks else "decode"
@@ -84,7 +84,7 @@ class TraceEvents:
 
     # ------------------------------------------------------------ copies, calls and waits
     def activity(self, activity: Activity) -> list[Event]:
-        """A copy of a stream, a wait of one, or a call of a store is over."""
+        """Trace a copy of a stream, a wait of one, or a call of a store that is over."""
         values: dict[str, int | str] = {f"pages of {name}": count for name, count in activity.pages.items()}
         if activity.size:
             values["bytes"] = activity.size
@@ -107,13 +107,13 @@ class TraceEvents:
         return self._event(kind, name, when, cat="request", id=number, args=values)
 
     def request(self, number: int, when: float, values: Values) -> list[Event]:
-        """A request begins, and is queued."""
+        """Begin a request, which is queued."""
         self._requests[number] = "queued", 0
         begun = self._of_request("b", number, "request", when, {"request": number, **values})
         return [begun, self._of_request("b", number, "queued", when, {})]
 
     def phase(self, number: int, when: float, name: str, values: Values, end: int = 0) -> list[Event]:
-        """A request does something else from now on. Nothing is made for one whose beginning was left out."""
+        """Begin another phase of a request. Return nothing for one whose beginning was left out."""
         known = self._requests.get(number)
         if known is None:
             return []
@@ -122,7 +122,7 @@ class TraceEvents:
         return [ended, self._of_request("b", number, name, when, values)]
 
     def end(self, number: int, when: float, values: Values) -> list[Event]:
-        """A request ended."""
+        """End a request."""
         known = self._requests.pop(number, None)
         if known is None:
             return []
