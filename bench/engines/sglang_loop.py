@@ -85,7 +85,7 @@ class Scheduling(SGLangCache):
         """Compute the forward pass: here nothing."""
 
     def _next_batch(self) -> Any:
-        """get_next_batch_to_run."""
+        """Do what get_next_batch_to_run does."""
         self._abort_chunked()
         self.take_over()
         batch = self._prefill()
@@ -94,7 +94,7 @@ class Scheduling(SGLangCache):
         return None if self.running.is_empty() else self._decode()
 
     def _abort_chunked(self) -> None:
-        """process_pending_chunked_abort."""
+        """Do what process_pending_chunked_abort does."""
         request, self._aborted = self._aborted, None
         if request is None or request is not self.chunked:
             if request is not None and not request.finished():
@@ -103,7 +103,7 @@ class Scheduling(SGLangCache):
         self.abort(request)
 
     def _prefill(self) -> Any:
-        """_get_new_batch_prefill_raw, first come, first served."""
+        """Do what _get_new_batch_prefill_raw does, first come, first served."""
         if self.chunked is None and (not self.waiting or self.rows.available_size() <= 0):
             return None
         adder = PrefillAdder(
@@ -143,7 +143,7 @@ class Scheduling(SGLangCache):
         return self.prefill_batch(admitted)
 
     def _decode(self) -> Any:
-        """update_running_batch."""
+        """Do what update_running_batch does."""
         if not self.running.check_decode_mem():
             retracted, _, aborted = self.running.retract_decode()
             self.retractions += len(retracted)

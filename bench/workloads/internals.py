@@ -32,7 +32,7 @@ def internal(name: str) -> Any:
 
 @contextmanager
 def replaced(name: str, substitute: Callable[..., Any]) -> Iterator[None]:
-    """While the block runs, all modules of prefixloom call ``substitute`` instead of the internal function ``name``."""
+    """Make all modules of prefixloom call ``substitute`` in this block instead of the internal function ``name``."""
     function = internal(name)
     users = [module for path, module in sys.modules.items() if path.split(".")[0].startswith("prefixloom")]
     users = [module for module in users if vars(module).get(name) is function]

@@ -164,7 +164,7 @@ class _Heard(logging.Handler):
 
 @contextmanager
 def heard() -> Iterator[list[str]]:
-    """Inside this context, the warnings of the library are collected and written to no log."""
+    """Collect the warnings of the library in this context, and write them to no log."""
     log, handler = logging.getLogger("prefixloom"), _Heard()
     before = log.level, log.propagate
     log.addHandler(handler)

@@ -46,7 +46,7 @@ class Cache:
     """One composed cache. Made by ``prefixloom.compose``; see docs/design.md for a request's way through it."""
 
     def __init__(self, core: Core, sessions: Callable[[], Iterable[SessionPlugin]]) -> None:
-        """``sessions`` answers the installed adapters of models, in their order."""
+        """Make the cache of ``core``. ``sessions`` returns the installed adapters of models, in their order."""
         self._core = core
         self._sessions = sessions
         self._history: History | None = None
@@ -82,7 +82,7 @@ class Cache:
 
     # ------------------------------------------------------------ matching
     def match(self, tokens: object, *, namespace: str = "", leave: int = 0, extra: Extra = ()) -> MatchPlan:
-        """Where ``tokens`` could resume. Pure: nothing changes, and nothing is protected.
+        """Find where ``tokens`` could resume. Pure: nothing changes, and nothing is protected.
 
         ``leave``: at least so many tokens are left to compute. ``extra``: (start, end, key) spans whose content depends
         on more than the tokens, such as an image's hash at its placeholders.
@@ -92,7 +92,7 @@ class Cache:
         return MatchPlan(core, find(core, ask(core, tokens, namespace, leave, extra)))
 
     def peek(self, tokens: object, *, namespace: str = "", leave: int = 0, extra: Extra = ()) -> int:
-        """How many of ``tokens`` would hit. Pure."""
+        """Return how many of ``tokens`` would hit. Pure."""
         return self.match(tokens, namespace=namespace, leave=leave, extra=extra).ready
 
     def lease(self, plan: MatchPlan, *, exact: bool = False) -> Lease:
@@ -124,7 +124,7 @@ class Cache:
         priority: int = 0,
         until: float = FOREVER,
     ) -> Sequence:
-        """A sequence over ``tokens``: match, lease, and a slot for each running state.
+        """Open a sequence over ``tokens``: match, lease, and take a slot for each running state.
 
         ``tokens`` may also be a ``MatchPlan``, which has its own namespace, leave and extra; a stale one is planned
         again. ``until``: when nobody wants any more what it uses and leaves (``expire``). CapacityError: no running
@@ -151,15 +151,15 @@ class Cache:
     def session(
         self, model: object, ids: object, *, namespace: str = "", label: str = "", **options: object
     ) -> AbstractContextManager[Any]:
-        """One conversation that the model's own code runs over this cache: ``with cache.session(model, ids) as s``.
+        """Open a conversation that the model's own code runs over this cache: ``with cache.session(model, ids) as s``.
 
-        Made by an installed adapter that knows the model, which takes the ``options``. CompositionError: none does.
+        An installed adapter that knows the model makes it, and takes the ``options``. CompositionError: none knows it.
         """
         options = {"namespace": namespace, "label": label, **options}
         return open_session(self._sessions(), self, model, ids, options)
 
     def step(self, sequences: Many[Sequence], role: Literal["target", "draft"] = "target", *, ahead: int = 0) -> Step:
-        """The program of one forward pass over ``sequences``.
+        """Return the program of one forward pass over ``sequences``.
 
         ``ahead``: with a lookahead, how many tokens behind the last of each sequence its layers have, though they are
         not named yet, since the layers choose them: behind each position they write with the token that they chose.
@@ -221,13 +221,13 @@ class Cache:
             return insert(core, asked, slots, start, priority, until, behind)
 
     def lend(self, slots: Mapping[str, Any]) -> None:
-        """With ``compose(slots="lent")``: hand in slots without content, for sequences, loads and checkpoints."""
+        """Hand in slots without content, for sequences, loads and checkpoints, with ``compose(slots="lent")``."""
         core = self._core
         with core:
             lend(core, slots)
 
     def take_back(self) -> dict[str, array[int]]:
-        """With ``compose(slots="lent")``: all slots, by component, that nobody uses any more. They are the engine's."""
+        """Return to the engine all slots that nobody uses any more, by component, with ``compose(slots="lent")``."""
         core = self._core
         with core:
             return take_back(core)
@@ -245,7 +245,7 @@ class Cache:
             return evict_asked(core, need, unneeded)
 
     def expire(self, now: float) -> None:
-        """What nobody wants any more at ``now`` is evicted before all else, until it is used again.
+        """Let cells that nobody wants any more at ``now`` be evicted before all others, until they are used again.
 
         Sequences say until when they want what they use and leave (``open``), in seconds or whatever the engine's clock
         counts; what several used is wanted until the latest of their times. The cache reads no clock: an engine calls
@@ -268,16 +268,16 @@ class Cache:
         return {lane.name: lane.pool.free - before[lane.name] for lane in core.shape.page_lanes}
 
     def drop_namespace(self, namespace: str) -> int:
-        """No future match finds anything of ``namespace``, whatever the identity. What leases cover goes at their end.
+        """Let no future match find pages or states of ``namespace``, whatever the identity.
 
-        Returns how many cells are still covered.
+        What leases cover is freed when they end. Return how many cells are still covered.
         """
         name = namespace_of(namespace)
         with self._core:
             return drop_namespace(self._core, name)
 
     def flush(self) -> None:
-        """Everything cached is invalid (new weights, say, or after a ``BrokenError``): free it all, at once.
+        """Free all that is cached at once, because it is invalid (new weights, say, or after a ``BrokenError``).
 
         Open sequences, leases and plans made before become unusable; closing or aborting them does nothing more.
         """
@@ -308,11 +308,11 @@ class Cache:
 
     # ------------------------------------------------------------ telling
     def pool(self, component: str) -> Pool:
-        """The pool of a component: its tensors are ``pool.buffers``."""
+        """Return the pool of a component, whose tensors are ``pool.buffers``."""
         return self._core.shape.lane(component).live
 
     def fingerprint(self, component: str, identity: Identity) -> Fingerprint:
-        """What the content of a component's running pool means, computed by a model of this identity.
+        """Return what the content of a component's running pool means, computed by a model of this identity.
 
         Two caches whose fingerprints are equal may exchange that content as records.
         """
@@ -345,7 +345,7 @@ class Cache:
         return core.time(most)
 
     def contents(self) -> list[Change]:
-        """All that is cached on every tier and can be found, as changes that are "stored", each after what it needs."""
+        """Return all that is cached on any tier and can be found, as "stored" changes, each after what it needs."""
         core = self._core
         core.enter()
         return contents(core.keys, core.shape.all_lanes, core.index.tree.roots.values())
@@ -367,11 +367,11 @@ class Cache:
     def explain(
         self, tokens: object, *, namespace: str = "", leave: int = 0, extra: Extra = (), closely: bool = True
     ) -> Explanation:
-        """Why ``tokens`` hit what they hit: component by component, and what would have helped. Pure.
+        """Explain why ``tokens`` hit what they hit: component by component, and what would have helped. Pure.
 
-        ``tokens`` may also be a ``MatchPlan``, or a ``Sequence`` that was just opened. What has gone, when and why is
-        known where there is a ``history``. ``closely``: look into other namespaces as well, and at single tokens where
-        the keys part.
+        ``tokens`` may also be a ``MatchPlan``, or a ``Sequence`` that was just opened. A ``history`` knows what was
+        lost, when and why. ``closely``: look into other namespaces as well, and at single tokens where the keys
+        diverge.
         """
         core = self._core
         core.enter()
@@ -388,7 +388,7 @@ class Cache:
         return None if self._history is None or self._history.closed else self._history
 
     def _told_history(self) -> History | None:
-        """The history, which has read its journal just now. It is given up if that is interrupted."""
+        """Return the history, which has read its journal just now. An interrupt meanwhile gives the history up."""
         history, self._history = self._open_history, None
         if history is not None:
             history.poll()
@@ -411,11 +411,11 @@ class Cache:
         return told
 
     def figures(self) -> list[Figure]:
-        """What the cache counts and measures, by name and label; of losses and misses what its ``history`` knows."""
+        """Return what the cache counts and measures, by name and label; of losses what its ``history`` knows."""
         stats = self.stats()
         return figures_of(stats, self._told_history())
 
     def stats(self) -> CacheStats:
-        """Counters and gauges, by component and in all."""
+        """Return counters and gauges, by component and in all."""
         self._core.check_whole()
         return cache_stats(self._core)

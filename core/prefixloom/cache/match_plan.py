@@ -41,7 +41,7 @@ class MatchPlan:
         return self._match
 
     def match_for(self, core: Core) -> Match:
-        """What was found, for the cache of ``core``; another cache's plan is refused.
+        """Return what was found, for the cache of ``core``; refuse another cache's plan.
 
         It is for the cache's own operations, and no part of the public interface.
         """
@@ -101,13 +101,13 @@ class MatchPlan:
         return " ".join(explain(self._core, current(self._core, self._match), None, closely=True).sentences)
 
     def pages(self, component: str) -> array[int]:
-        """Page numbers of the matched prefix by position, -1 where absent. Only a lease keeps them true."""
+        """Return the page numbers of the matched prefix by position, -1 where absent. Only a lease keeps them true."""
         self._check_current()
         lane = self._core.shape.lane(component)
         return array("i", lane.row(self._match.node, self.ready) if self.ready else b"")
 
     def candidates(self) -> tuple[Interval, ...]:
-        """The ascending set of boundaries from which every component can resume, as closed runs one page apart.
+        """Return all boundaries from which every component can resume, ascending, as closed runs one page apart.
 
         Computed on demand. 0 is always among them. A stale plan is refused: its candidates may be gone.
         """

@@ -48,7 +48,7 @@ class Sequence(Handle):
         return self._running
 
     def running_for(self, core: Core) -> Running:
-        """Its state, for the cache of ``core``; another cache's sequence is refused, and one that has ended.
+        """Return its state, for the cache of ``core``; refuse another cache's sequence, and one that has ended.
 
         It is for the cache's own operations, which enter by themselves, and no part of the public interface.
         """
@@ -146,25 +146,25 @@ class Sequence(Handle):
         return self._running.names.tokens
 
     def pages(self, component: str) -> list[int]:
-        """Page numbers by position, -1 where absent; for a boundary component, its running slot."""
+        """Return page numbers by position, -1 where absent; for a boundary component, its running slot."""
         lane, holding = self._running.holding(component)
         return [holding.slot] if lane.unit == "boundary" else list(holding.row())
 
     def rewind_slots(self, component: str) -> list[int]:
-        """Slots where a step of at most ``max_rewind + 1`` tokens writes a boundary component's state after each."""
+        """Return the slots into which a step of at most ``max_rewind + 1`` tokens writes a state after each token."""
         holding = self._running.holding(component)[1]
         return list(getattr(holding, "steps", ()))
 
     def owned(self, component: str) -> int:
-        """Pages (or slots) of a component that this sequence owns."""
+        """Return the number of pages (or slots) of a component that this sequence owns."""
         lane, holding = self._running.holding(component)
         return lane.owned(holding)
 
     def next_stop(self, budget: int, *, stops: Iterable[int] = ()) -> int:
-        """Where the next step of at most ``budget`` tokens should end, so that what it computes can be resumed.
+        """Return where the next step of at most ``budget`` tokens should end, so that its content can be resumed.
 
-        A state is kept only where a step ends, and only if ``publish`` is called then. ``stops`` are boundaries that
-        the engine wants besides, for example where a waiting prompt parts from this one. Past the named tokens, all of
+        A state is kept only where a step ends, and only if ``publish`` is called then. ``stops`` are further boundaries
+        that the engine wants, for example where a waiting prompt diverges from this one. Past the named tokens, all of
         ``budget`` is used.
         """
         if budget.__class__ is not int or budget < 1:
@@ -228,8 +228,8 @@ class Sequence(Handle):
             append(core, running, tokens)
 
     def fill(self, stream: object = None) -> None:
-        """What ``run_ops`` is to a step, to a sequence that is computed alone: its ops, on ``stream``, behind all that
-        may still write what its layers read, and before these. What comes after them is ordered by ``stream`` alone.
+        """Run the ops of a sequence that is computed alone on ``stream``, as ``run_ops`` does for a step: behind all
+        that may still write what its layers read. What comes after the ops is ordered by ``stream`` alone.
         """
         core, running = self._core, self._entered()
         with core:
@@ -238,7 +238,7 @@ class Sequence(Handle):
             fill_alone(core, running, stream)
 
     def commit(self, upto: int | None = None) -> None:
-        """The content up to ``upto`` (default: all that is reserved) has been computed. A step's end does this."""
+        """Note that content up to ``upto`` (default: all that is reserved) is computed. A step's end does this."""
         core, running = self._core, self._entered()
         with core:
             commit_alone(core, running, upto)

@@ -94,15 +94,15 @@ class Identity:
         )
 
     def namespace(self, name: str = "") -> str:
-        """The namespace ``name`` of this identity. What is cached there is found under this identity alone."""
+        """Return the namespace ``name`` of this identity, under which alone its content is found."""
         return f"{MARK}{self.digest}{MARK}{name}"
 
 
 def plain_name(namespace: str) -> str:
-    """The name that the caller chose for a namespace, without the identity."""
+    """Return the name that the caller chose for a namespace, without the identity."""
     return namespace.split(MARK, 2)[2] if namespace.count(MARK) > 1 and namespace.startswith(MARK) else namespace
 
 
 def means(given: str, namespace: str) -> bool:
-    """Whether ``given`` means ``namespace``: a plain name means it under every identity."""
+    """Return whether ``given`` means ``namespace``. A plain name means it under every identity."""
     return given == namespace or (not given.startswith(MARK) and given == plain_name(namespace))

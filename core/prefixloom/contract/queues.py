@@ -96,7 +96,7 @@ class Queue(Generic[L]):
 
     # Debug mode alone uses what follows.
     def __iter__(self) -> Iterator[L]:
-        """What stands in the queue, in any order."""
+        """Yield the cells in the queue, in any order."""
         raise NotImplementedError
 
     @property

@@ -71,7 +71,7 @@ class Reach:
         return Union((self, other))
 
     def shift(self, k: int) -> Reach:
-        """The same reach seen ``k`` tokens later: needs(n) of the result is needs(n - k) of this one."""
+        """Return this reach as seen ``k`` tokens later: needs(n) of the result is needs(n - k) of this one."""
         return Shift(self, k)
 
 
@@ -184,12 +184,12 @@ class Optional(Reach):
 
 
 def _end(n: int) -> int:
-    """The tail of a reach that has none: no tail is later."""
+    """Return ``n``, the tail of a reach that has none: no tail is later."""
     return n
 
 
 def _earlier(one: Callable[[int], int], other: Callable[[int], int]) -> Callable[[int], int]:
-    """The tail of a union of two reaches: the earlier one of both tails."""
+    """Return the tail of a union of two reaches: the earlier of both tails."""
     if one is _end or other is _end:
         return other if one is _end else one
 

@@ -193,7 +193,7 @@ def _arithmetic(dtype: torch.dtype) -> torch.dtype:
 
 
 def _steps(values: Tensor) -> Tensor:
-    """127 as a tensor on the device of the values: CUDA would multiply by the inverse of a number of the host."""
+    """Return 127 as a tensor on the device of the values: CUDA would multiply by the inverse of a host's number."""
     return values.new_ones(1).mul_(127)
 
 

@@ -68,7 +68,7 @@ class Work(Generic[F]):
     after: int = 0
 
     def failures(self) -> list[tuple[Many[F], BaseException]]:
-        """Of work whose event is done: whose parts failed, and with which error. Any thread may ask."""
+        """Return the followers whose parts failed, with the error, of work whose event is done. Any thread may ask."""
         assert self.stream is not None
         assert self.event is not None
         followers, verdict = self.followers, self.verdict  # in this order: see ``_retire_works``
@@ -190,7 +190,7 @@ class Flight(Fence, Generic[F]):
 
     # ------------------------------------------------------------ what is over
     def unfinished(self, fence: int, own: Work[F] | None = None) -> list[Work[F]]:
-        """The work up to ``fence`` that is not known to be over, without ``own``."""
+        """Return the work up to ``fence`` that is not known to be over, without ``own``."""
         return [work for work in self.works if work.number <= fence and not work.over and work is not own]
 
     @property
@@ -199,7 +199,7 @@ class Flight(Fence, Generic[F]):
         return any(work.event is not None and not work.over for work in self.works)
 
     def blocked(self, fence: int) -> bool:
-        """Whether a step up to ``fence`` is still open, so that nothing can be enqueued behind it yet."""
+        """Return whether a step up to ``fence`` is still open, so that nothing can be enqueued behind it yet."""
         return any(work.event is None for work in self.unfinished(fence))
 
     def poll(self, between_operations: bool = True) -> None:

@@ -68,13 +68,13 @@ class Dropped:
 
 
 def dropped_without_release(made_at: str | None) -> str:
-    """The text for the log about a handle that was never released."""
+    """Return the text for the log about a handle that was never released."""
     where = made_at or "a place that is known with PREFIXLOOM_DEBUG=1"
     return f"dropped without release (made at {where}); its slots were taken back"
 
 
 def call_site() -> str:
-    """The place in the caller's code: the innermost frame outside of this package."""
+    """Return the place in the caller's code: the innermost frame outside of this package."""
     frame = inspect.currentframe()
     while frame is not None:
         code = frame.f_code
@@ -85,7 +85,7 @@ def call_site() -> str:
 
 
 def caller() -> str:
-    """The name of the function that called the caller. No frame is kept: it would keep alive what it has."""
+    """Return the name of the function that called the caller. Keep no frame, which would keep its variables alive."""
     frame = inspect.currentframe()
     for _ in range(2):
         frame = None if frame is None else frame.f_back

@@ -99,7 +99,7 @@ class HostPool(Pool):
 
 
 def in_one_piece(source: Pool, target: Pool) -> bool:
-    """Whether slots of both pools have the same bytes in the same order and without gaps."""
+    """Return whether slots of both pools have the same bytes in the same order and without gaps."""
     if source.layout != "page_first" or target.layout != "page_first":
         return False
     return (source.unit, source.entries, source.manifest.buffers) == (
@@ -112,7 +112,7 @@ class DebugHostPool(HostPool, DebugPool):
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
-    """The memory of a contiguous tensor, which stays alive as long as any view of it."""
+    """Return the memory of a contiguous tensor, which stays alive as long as any view of the memory."""
     memory = (ctypes.c_ubyte * (tensor.numel() * tensor.element_size())).from_address(tensor.data_ptr())
     memory.tensor = tensor  # type: ignore[attr-defined]
     return memoryview(memory).cast("B")
@@ -122,8 +122,8 @@ def _bytes_of(tensor: Tensor) -> memoryview:
 
 
 def available(root: str = "/") -> int | None:
-    """Bytes that can be allocated without making the system kill a process: the least that the machine and our control
-    group have left. None if neither is known.
+    """Return the bytes that can be allocated without making the system kill a process: the least that the machine and
+    our control group have left. None if neither is known.
     """
     limits = [*_machine(root), *_control_group(root)]
     return max(0, min(limits)) if limits else None
@@ -136,7 +136,7 @@ def _machine(root: str) -> Iterator[int]:
 
 
 def _control_group(root: str) -> Iterator[int]:
-    """Bytes that are left below the control group's limit, counting file caches that the kernel would drop first."""
+    """Yield the bytes left below the control group's limit, counting file caches that the kernel would drop first."""
     folder = os.path.join(root, "sys/fs/cgroup")
     limit, used = (next(_numbers(os.path.join(folder, f"memory.{name}")), None) for name in ("max", "current"))
     if limit is None or used is None:

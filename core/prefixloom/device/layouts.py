@@ -27,7 +27,7 @@ WHOLE = ""
 
 
 def shape(buffer: Buffer, unit: str, capacity: int, entries: int) -> tuple[int, ...]:
-    """The shape of a buffer's tensor."""
+    """Return the shape of a buffer's tensor."""
     middle = () if unit == "boundary" else (entries,)
     return (len(buffer.layers), capacity, *middle, *buffer.shape)
 
@@ -42,7 +42,7 @@ def parts(manifest: Manifest, entries: int) -> Iterator[tuple[Buffer, int, int]]
 
 
 def slot_bytes(layout: Layout, manifest: Manifest, entries: int) -> int:
-    """Bytes of a pool's memory that a slot takes, with the padding of a page-first slot."""
+    """Return the bytes of a pool's memory that a slot takes, with the padding of a page-first slot."""
     size = manifest.slot_bytes * entries
     return size if layout == "layer_first" else -(-size // ALIGNMENT) * ALIGNMENT
 

@@ -132,7 +132,7 @@ class Pool:
         self, name: str, manifest: Manifest, unit: str, capacity: int, entries: int, device: str,
         allocate: bool = True, layout: Layout = "layer_first", lent: bool = False, tensors: Any = None,
     ) -> None:  # fmt: skip
-        """``lent``: an engine hands out the slots. ``tensors``: memory that somebody else has, by buffer."""
+        """Make a pool. ``lent``: an engine hands out the slots. ``tensors``: memory of another owner, by buffer."""
         self.name = name
         self.manifest = manifest
         self.unit = unit
@@ -274,18 +274,18 @@ class Pool:
 
     # ---------------------------------------------------------------- lent slots
     def has(self, slot: int) -> bool:
-        """Whether a slot is in the pool, and not with the engine that lends it."""
+        """Return whether a slot is in the pool, and not with the engine that lends slots."""
         return self._inside is None or bool(self._inside[slot])
 
     def may_come(self, slots: array[int]) -> bool:
-        """Whether all ``slots`` are outside, and none of them is named twice."""
+        """Return whether all ``slots`` are outside, and none of them is named twice."""
         inside = self._inside
         if inside is None:
             return not slots
         return not any(map(inside.__getitem__, slots)) and len({*slots}) == len(slots)
 
     def receive(self, slots: array[int]) -> None:
-        """The engine hands in slots that are outside; the caller has checked that they are, and becomes their owner."""
+        """Take in slots that the engine had. The caller has checked that they were outside, and becomes their owner."""
         self._mark(slots, 1)
 
     def _mark(self, slots: array[int], here: int) -> None:
@@ -296,12 +296,12 @@ class Pool:
         self.outside += len(slots) if not here else -len(slots)
 
     def lend(self, slots: array[int]) -> None:
-        """The engine hands in slots without content. They are free at once, since no step of ours has seen them."""
+        """Take in slots without content, and free them at once, because no step of ours has seen them."""
         self.receive(slots)
         self._add_free(slots.tobytes())
 
     def given_since(self, at_hand: int) -> set[int]:
-        """The slots that were given back since so many were at hand, if none was taken meanwhile; and all that wait."""
+        """Return the slots freed since ``at_hand`` were free, if none was taken meanwhile, and all retired slots."""
         return {*self.free_ids()[at_hand:]}
 
     def hand_back(self) -> array[int]:
@@ -324,11 +324,11 @@ class Pool:
         """Move slots to ``stage``. It has an effect in debug mode only."""
 
     def stage_of(self, slot: int) -> Stage:
-        """The stage of a slot, which is known in debug mode only."""
+        """Return the stage of a slot, which is known in debug mode only."""
         raise NotImplementedError
 
     def free_ids(self) -> Sequence[int]:
-        """The slots without an owner."""
+        """Return the slots without an owner."""
         ids = self._free[: self.at_hand]
         for _, data in self.retired:
             ids.frombytes(data)

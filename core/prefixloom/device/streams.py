@@ -87,7 +87,7 @@ class Stamp:
         self.tick = 0
 
     def take(self) -> None:
-        """On the stream: it has come there."""
+        """Take the time. It is called on the stream when the stream reaches this point."""
         self.seconds = time.perf_counter()
 
 
@@ -148,17 +148,17 @@ class Stream:
             join(self.clock, event.clock)
 
     def current(self) -> AbstractContextManager[object]:
-        """A block in which the caller allocates tensors for this stream's work.
+        """Return a block in which the caller allocates tensors for this stream's work.
 
-        Work that used the same memory before is ordered before the stream's work then.
+        In the block, work that used the same memory before is ordered before the stream's work.
         """
         return nullcontext()
 
     def reads(self, tensor: torch.Tensor) -> None:
-        """Work that was just enqueued reads a tensor that the caller made on any stream, and may drop at once."""
+        """Note that work just enqueued reads a tensor that the caller made on any stream, and may drop at once."""
 
     def failure(self, since: int, upto: int) -> BaseException | None:
-        """The first exception of the work with ticks in (since, upto], if it is over and any of it raised; else None.
+        """Return the first exception of work with ticks in (since, upto] that is over; None if it raised none.
 
         If failures after ``since`` were forgotten, one of these is returned.
         """
@@ -189,7 +189,7 @@ class Stream:
             self.clock = {}
 
     def entering(self) -> Clock:
-        """The clock of work that is enqueued now, on a stream that the race detector follows."""
+        """Return the clock of work that is enqueued now, on a stream that the race detector follows."""
         clock = self.clock
         assert clock is not None
         join(clock, host_clock)
@@ -365,7 +365,7 @@ class CudaStream(Stream):
         return raw
 
     def time_of(self, raw: torch.cuda.Event) -> float:
-        """When a timing event was over, which it is."""
+        """Return when a timing event was over. It must be over."""
         assert self._known_time is not None
         known, seconds = self._known_time
         passed = known.elapsed_time(raw) / 1000

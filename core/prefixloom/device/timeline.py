@@ -70,7 +70,7 @@ class Timeline:
         self.missing = 0
 
     def take(self) -> list[Activity]:
-        """What is over and was not taken yet, in the order of the ends. It never waits."""
+        """Return the activities that are over and were not taken yet, in the order of their ends. It never waits."""
         over: list[Activity] = []
         for _ in range(len(self._held)):
             timed = self._held.popleft()

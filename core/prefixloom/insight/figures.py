@@ -34,7 +34,7 @@ class Figure:
 
 
 def figures_of(stats: CacheStats, history: History | None) -> list[Figure]:
-    """The figures of a cache; of its losses and misses those that a history knows."""
+    """Return the figures of a cache; of its losses and misses those that a history knows."""
     found = [
         _plain("asked_tokens", "counter", "tokens that sequences were opened with", stats.asked_tokens),
         _plain("hit_tokens", "counter", "of these, tokens that hit on the device", stats.hit_tokens),

@@ -164,7 +164,7 @@ class NamedTokens:
     __slots__ = ("_elements", "_maker", "_tokens", "count", "extra")
 
     def __init__(self, maker: KeyMaker, tokens: Tokens, key: bytes) -> None:
-        """``tokens`` are a prompt whose elements are ``key``."""
+        """Begin with ``tokens``, a prompt whose elements are ``key``."""
         self._maker = maker
         self._tokens = bytearray(tokens)
         self._elements = self._tokens if key is tokens else bytearray(key)

@@ -54,24 +54,24 @@ class Lookahead:
         self.resume_at(boundary, named)
 
     def resume_at(self, boundary: int, named: int) -> None:
-        """What lies before ``boundary`` comes from the tree, and is complete."""
+        """Begin at ``boundary``, before which all entries come from the tree and are complete."""
         self.complete = boundary
         self.chosen_from = None
         self.alone = Seen(named, boundary, 0)
 
     def begin(self, named: int, start: int, ahead: int) -> Seen:
-        """A step is opened that computes from ``start`` on."""
+        """Note that a step is opened that computes from ``start`` on. Return what its layers have."""
         seen = Seen(named, start, ahead)
         self.open.append(seen)
         return seen
 
     def end(self, seen: Seen) -> None:
-        """The step is open no more. If it went well, ``computed`` or ``caught_up`` follows."""
+        """Note that the step is open no more. If it succeeded, ``computed`` or ``caught_up`` follows."""
         if seen in self.open:
             self.open.remove(seen)
 
     def computed(self, seen: Seen, upto: int, named: int) -> None:
-        """Layers computed up to ``upto``, and wrote again what waited for a token that they have.
+        """Note that layers computed up to ``upto``, and wrote again the entries that waited for a token they have.
 
         ``named``: so many tokens are named before anything else is computed.
         """
@@ -81,14 +81,15 @@ class Lookahead:
         self.alone = Seen(named, upto, 0)
 
     def caught_up(self, seen: Seen) -> None:
-        """A draft step wrote again what waited for a token that was named when it was opened."""
+        """Note that a draft step wrote again the entries that waited for a token named when it was opened."""
         self.complete = max(self.complete, min(seen.start, seen.named - self.count))
 
     def rewind(self, length: int, cut: bool) -> None:
-        """All from ``length`` on is taken back. ``cut``: named tokens are among it.
+        """Take back all from ``length`` on. ``cut``: named tokens are among it.
 
-        What was written with a token that is taken back is not complete. Where layers chose the tokens behind each of
-        their positions themselves, they wrote with what they chose there, and not with a guess that is taken back.
+        An entry that was written with a token that is taken back is not complete. Where layers chose the tokens behind
+        each of their positions themselves, they wrote with what they chose there, and not with a guess that is taken
+        back.
         """
         for seen in (*self.open, self.alone):
             seen.rewind(length, cut)

@@ -75,7 +75,7 @@ def optimum(paths: Sequence[Path], capacity: int) -> list[int]:
 
 
 def _next_uses(paths: Sequence[Path]) -> list[list[int]]:
-    """For each block of each path the number of the next request that uses it, or NEVER."""
+    """Return for each block of each path the number of the next request that uses the block, or NEVER."""
     later: dict[Hashable, int] = {}
     coming: list[list[int]] = []
     for number in range(len(paths) - 1, -1, -1):
@@ -160,7 +160,7 @@ def upper_bound(
 def _optimum_of_pieces(
     paths: Sequence[Path], sizes: Sequence[Sequence[int]] | None, capacity: float, ideal: float
 ) -> float:
-    """``optimum`` in a pool that may hold a piece in part. Pieces smaller than others count as hit."""
+    """Return ``optimum`` in a pool that may hold a piece in part. Pieces smaller than others count as hit."""
     if sizes is None:
         return float(sum(optimum(paths, math.ceil(capacity))))
     size = max((max(each) for each in sizes if len(each)), default=1) or 1

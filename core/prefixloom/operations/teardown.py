@@ -46,9 +46,7 @@ def abandon(core: Core, hold: Hold, error: BaseException) -> None:
 
 
 def fail_work(core: Core, work: Work[Hold], followers: Many[Hold], error: BaseException) -> None:
-    """Work did not do what was committed for these followers: they end, what they published since goes, and so does
-    who read that.
-    """
+    """End ``followers``, whose work failed, and all that read what they published since, which leaves the tree."""
     lost, doomed = core.unwritten.built_on(followers)
     log.warning(
         "%s failed with %r: %d sequences and leases end with it, and what they published since is taken back",

@@ -60,6 +60,6 @@ class Checksum:
         return function(self.algorithm) is not None
 
     def fits(self, content: Buffer) -> bool:
-        """Whether the content has this checksum. It is False where the checksum cannot be computed."""
+        """Return whether the content has this checksum; False where the checksum cannot be computed."""
         compute = function(self.algorithm)
         return compute is not None and compute(content) == self.value

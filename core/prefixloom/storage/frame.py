@@ -52,7 +52,7 @@ class RecordHeader:
     layout: str
 
     def is_of(self, key: Key) -> bool:
-        """Whether this is the header of the record of ``key``."""
+        """Return whether this is the header of the record of ``key``."""
         return self.fingerprint + self.content == key.address
 
     def record(self, key: Key, payload: memoryview | bytes) -> Record | Flaw:

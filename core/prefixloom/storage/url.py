@@ -17,7 +17,7 @@ UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def options_of(url: str, known: Mapping[str, UrlOption]) -> tuple[str, dict[str, Any], dict[str, str]]:
-    """The URL without what stands behind the ``?``; the options of a store there; and what is none of them."""
+    """Return the URL before the ``?``, the options of a store behind it, and all other options there."""
     unreadable = StorageError(
         f"{shown_url(url)} is no URL: its host or port cannot be read. In a password, / is written %2F, ? %3F, # %23, "
         f"@ %40, [ %5B"
@@ -47,7 +47,7 @@ def options_of(url: str, known: Mapping[str, UrlOption]) -> tuple[str, dict[str,
 
 
 def seconds(text: str) -> float:
-    """Seconds, given as a number, or as a text such as "90s", "15m", "12h" or "7d"."""
+    """Return the seconds of a text such as "90", "90s", "15m", "12h" or "7d"."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ms|[smhd]?)\s*", text)
     if match is None:
         raise ValueError('this is no time: write seconds, or a text such as "15m" or "7d"')
@@ -61,7 +61,7 @@ def yes_or_no(text: str) -> bool:
 
 
 def shown_url(url: str) -> str:
-    """A URL as it may be shown: no password, nor the value of an option that may be a secret."""
+    """Return a URL as it may be shown: without passwords and values of options that may be secrets."""
     at = max(url.partition(mark)[0].rfind("@") for mark in "?=")  # a later one is of an option; ? may be of a password
     scheme, slashes, login = url[: max(at, 0)].partition("//")
     user, colon, _ = login.partition(":")

@@ -75,7 +75,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """If a component is named but no test file is, run the kit's own suite."""
+    """Keep a case for each named component, and run the kit's own suite if no test file is named."""
     names = config.getoption("component")
     if not names:
         return

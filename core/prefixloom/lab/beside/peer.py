@@ -118,7 +118,7 @@ class PeerCache(ABC):
     @classmethod
     @abstractmethod
     def check_size(cls, kinds: Sequence[MemoryKind], memory: int, setting: str) -> None:
-        """NotSized: a cache of this size cannot be made."""
+        """Raise NotSized if a cache of this size cannot be made."""
 
     @abstractmethod
     def holds(self, length: int) -> bool:

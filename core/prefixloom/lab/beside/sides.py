@@ -17,7 +17,7 @@ LONGEST = 1 << 18
 
 
 def check_beside(setup: Setup, names: Sequence[str] = (), settings: Sequence[str] = ()) -> None:
-    """InputError: a peer cannot be had, has no such setting, or cannot serve what this setup asks for.
+    """Raise InputError if a peer cannot be had, has no such setting, or cannot serve what this setup asks for.
 
     It is asked before anything is replayed, so that nobody waits for a refusal.
     """

@@ -198,7 +198,7 @@ def _bounds(
 
 
 def _run_apart(setups: list[Setup], trace: RequestFile, args: argparse.Namespace) -> int:
-    """``run`` in processes. After an interrupt, the replays that are over are told."""
+    """Do as ``run`` in processes. After an interrupt, report the replays that are over."""
     done: dict[int, ReplayOutcome] = {}
     bar = CountBar(len(setups), "replays")
 

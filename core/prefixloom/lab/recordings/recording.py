@@ -296,7 +296,7 @@ class RecordingSequence(Sequence):
         self.number = number
 
     def __del__(self) -> None:
-        """The inner sequence tells the cache."""
+        """Leave it to the inner sequence to report the drop to the cache."""
 
     @property
     def priority(self) -> int:

@@ -134,7 +134,7 @@ class LabRequest:
 
 
 def check_ids(ids: Sequence[int], most: int) -> list[int]:
-    """``ids`` as a list; ``InputError`` if one is no whole number from 0 up and below ``most``."""
+    """Return ``ids`` as a list. InputError: one is no whole number from 0 up and below ``most``."""
     try:
         whole = array("q", ids)
     except (TypeError, OverflowError):

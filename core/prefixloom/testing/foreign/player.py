@@ -277,7 +277,7 @@ class ForeignPlayer(World):
             self._gone(request, self.cache.abort)
 
     def do_retract(self, number: int) -> None:
-        """Schedulers that run ahead process all results first: what is retracted has no pass that still runs."""
+        """Retract a request behind all results, as schedulers that run ahead do: it has no pass that still runs."""
         request = self.pick(number)
         if request is not None and request.admitted and not request.in_prompt:
             while self.unprocessed:

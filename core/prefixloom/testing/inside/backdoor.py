@@ -183,7 +183,7 @@ def put_transfer_stream(cache: Cache, way: str, stream: Any) -> Stream:
 
 @contextmanager
 def failing_copies() -> Iterator[None]:
-    """Inside this context, each copy between the device and a tier raises when it is made."""
+    """Let each copy between the device and a tier raise in this context when it is made."""
 
     def fails(*_: object) -> None:
         raise RuntimeError("the kit lets this copy fail")

@@ -115,7 +115,7 @@ class Machine:
 
 @contextmanager
 def on_machine(machine: Machine | None) -> Iterator[None]:
-    """Inside this context, this process is in a world; None: it stays where it is."""
+    """Put this process into the world of ``machine`` for this context. None: leave it where it is."""
     before = [(module, name, getattr(module, name)) for module, name, _ in (machine.replaced if machine else ())]
     try:
         for module, name, new in machine.replaced if machine else ():

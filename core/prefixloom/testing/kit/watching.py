@@ -114,7 +114,7 @@ class Layers:
         return False
 
     def _sequence(self, q: int) -> tuple[Tensor, Memory]:
-        """Tokens, and memory with random entries, for a sequence of at least this length; made once for each size."""
+        """Return tokens, and memory with random entries, for a sequence longer than ``q``; make each size once."""
         size = 1 << (q + 9).bit_length()
         if size not in self._sequences:
             self._sequences[size] = self.tokens(size), self.memory(size)

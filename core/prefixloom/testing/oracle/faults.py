@@ -55,7 +55,7 @@ class FaultInjector(Operations):
     """Operations on a cache whose component is a spy that can raise."""
 
     def __init__(self, bench: Bench, raising: str = "") -> None:
-        """``raising``: the hook that is overridden only to raise."""
+        """Wrap the cache of ``bench``. ``raising``: the hook that is overridden only to raise."""
         self.raising = raising
         own = set(bench.spy.overridden)
         allowances = Allowances.of(bench.parts, backdoor.has_admission(bench.cache))

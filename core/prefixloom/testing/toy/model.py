@@ -181,7 +181,7 @@ class ToyModel:
         tokens: Sequence[int],
         hidden: Tensor,
     ) -> None:
-        """Called after the layers of a step, with their output. A subclass computes here what it has besides."""
+        """Compute, from the output of the layers of a step, what a subclass has in addition."""
 
     def decode(self, cache: Cache, sequence: CachedSequence, logits: Tensor, count: int) -> tuple[list[int], Tensor]:
         """Decode ``count`` tokens greedily from the last row of ``logits``. Return the tokens and all logits.
