@@ -139,7 +139,7 @@ class ContentLedger:
 
 
 def restored_slots(part: Any, plan: MatchPlan) -> list[tuple[int, int]]:
-    """(end, page or slot) of everything that a component has for resuming where the plan says."""
+    """Return the (end, page or slot) of all content that a component has for resuming where the plan says."""
     if not part.page_tokens:
         return [(plan.ready, slot) for slot in plan.pages(part.name)]
     return [((at + 1) * part.page_tokens, slot) for at, slot in enumerate(plan.pages(part.name)) if slot >= 0]

@@ -91,7 +91,7 @@ def table_row(comparison: Comparison, round_: Round) -> str:
 
 
 def findings(comparison: Comparison, exactness: Exactness) -> list[tuple[str, str]]:
-    """(title, text) of everything that was compared or measured."""
+    """Return the (title, text) of everything that was compared or measured."""
     total = comparison.total
     saved, asked = total.total("hit_tokens"), total.total("prompt_tokens")
     same = f"all {exactness.tokens:,} are those without the cache"
@@ -177,5 +177,5 @@ def as_json(settings: Settings, comparison: Comparison, exactness: Exactness) ->
 
 
 def _finite_or_none(value: float) -> float | None:
-    """JSON has no infinity and no NaN."""
+    """Return a value as JSON can have it: infinity and NaN become None."""
     return value if math.isfinite(value) else None

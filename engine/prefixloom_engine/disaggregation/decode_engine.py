@@ -240,7 +240,7 @@ class DecodeEngine(AroundEngine):
                 self._settle(settled)
 
     def _settle(self, settled: SettledPrompt) -> None:
-        """Go on from what was handed over, or have the prompt computed elsewhere or here."""
+        """Continue from what was handed over, or have the prompt computed elsewhere or here."""
         prompt, handover = settled.prompt, settled.handover
         self.lost += settled.lost
         if handover is None:

@@ -23,7 +23,7 @@ class InProcessEnd:
         self._other: InProcessEnd | None = None
 
     def join(self, other: InProcessEnd) -> None:
-        """Say who the other side is. ``in_process_pair`` does."""
+        """Connect to the other side. ``in_process_pair`` does this."""
         self._other = other
         if self._peer == PREFILL:
             self._came.append(PeerMessage(PREFILL, CAME, 0))

@@ -238,7 +238,7 @@ class PrefillServer(AroundEngine):
         peer.asked[number] = OwedPrompt(answer, question, question_digest(frames), size)
 
     def _refuse(self, peer: DecodePeer, number: int, why: str) -> None:
-        """Say no. Of a flood of refusals some are left out; what the process is owed tells it then."""
+        """Refuse a prompt. Of a flood of refusals some are left out; the list of owed prompts replaces them then."""
         self.refused += 1
         if len(peer.refused) < self._most:
             peer.refused[number] = why

@@ -90,7 +90,7 @@ class ZmqSocket:
         return True
 
     def _receive(self, seconds: float, named: bool) -> list[PeerMessage]:
-        """``named``: the first frame names the sender."""
+        """Receive the messages that are there. ``named``: the first frame names the sender."""
         if seconds:
             self._socket.poll(int(1000 * seconds))
         found = []

@@ -35,7 +35,7 @@ class DraftBuffers:
         """(rows, depth): the newest guesses of each job."""
 
     def write(self, rows: Sequence[PlannedRow], batch: Batch, sampled: Tensor | None, hidden: Tensor) -> None:
-        """After a forward pass: write the entries of its positions, and keep the first guess of rows that sample."""
+        """Write after a forward pass the entries of its positions, and keep the first guess of rows that sample."""
         following = torch.cat((batch.tokens[:, 1:], batch.tokens[:, :1]), dim=1)
         for i, row in enumerate(rows):
             if row.samples and sampled is not None:

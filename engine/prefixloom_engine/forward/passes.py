@@ -89,7 +89,7 @@ class ForwardPass:
                 row.outgoing = attrs.evolve(row.outgoing, content=content)
 
     def _begin_handover(self, row: PlannedRow, tables: Mapping[str, Tensor]) -> None:
-        """Before the pass: copy the states at the last boundary, where the pass begins. The pass overwrites them."""
+        """Copy, before the pass overwrites them, the states at the last boundary, where the pass begins."""
         have, span = row.job.request.hand_over or 0, row.span
         boundary, pages = plan_handover(self.cache, have, span.start, span.end)
         states = copy_states(self.cache, tables) if boundary else {}
@@ -99,7 +99,7 @@ class ForwardPass:
         return {name: table[i] for name, table in self.tables.items()}
 
     def _tokens(self) -> Tensor:
-        """(rows, count): the known tokens, and in their places those that only the device knows; zeros before them."""
+        """Return the known tokens (rows, count), with the newest tokens of the device in place; zeros before them."""
         newest, rows = self.newest, self.rows
         count = max(row.span.count for row in rows)
         unknown = [i for i, row in enumerate(rows) if not row.tokens]
@@ -222,7 +222,7 @@ def sample(logits: Tensor, likeliest: Tensor, requests: Sequence[Request | None]
 
 
 def likeliest_alone(logits: Tensor, top_p: float) -> Tensor:
-    """The logits of the fewest likeliest tokens whose probabilities add up to ``top_p``, and -inf for the others."""
+    """Keep the logits of the fewest likeliest tokens whose probabilities add up to ``top_p``; make others -inf."""
     ranked, order = logits.sort(descending=True, stable=True)
     probabilities = ranked.softmax(-1)
     ranked = ranked.masked_fill(probabilities.cumsum(-1) - probabilities >= top_p, -torch.inf)
@@ -230,7 +230,7 @@ def likeliest_alone(logits: Tensor, top_p: float) -> Tensor:
 
 
 def _gumbel_noise(seed: int, position: int, count: int) -> Tensor:
-    """Noise such that the argmax of logits / temperature + noise is a draw from their softmax."""
+    """Return noise such that the argmax of logits / temperature + noise is a draw from their softmax."""
     generator = torch.Generator().manual_seed((seed * 1_000_003 + position) & 0x7FFFFFFFFFFFFFFF)
     uniform = torch.rand(count, generator=generator, dtype=torch.float64).clamp(min=1e-300)
     return -(-uniform.log()).log()

@@ -203,7 +203,7 @@ def release_openmp_team() -> None:
 
 @functools.cache
 def _omp_pause() -> Callable[[int], int]:
-    """``omp_pause_resource_all`` of the GNU OpenMP library that torch has loaded; else a function that does nothing."""
+    """Find ``omp_pause_resource_all`` of the GNU OpenMP that torch has loaded; else return a dummy."""
     home = Path(torch.__file__).parent
     for folder in (home / "lib", home.parent / "torch.libs"):
         for library in folder.glob("libgomp*.so*"):

@@ -247,7 +247,7 @@ class PromptImages(Media):
         return len(outputs) == 1 and torch.equal(_flat(image["pooler_output"]), _flat(own["pooler_output"]))
 
     def _are_marks(self, given: Tensor, start: int, end: int) -> bool:
-        """Marks that are shorter than the pass are of tokens before it."""
+        """Return whether these are the marks of [start, end). Marks shorter than the pass are of tokens before it."""
         if given.shape[-1] < end - start:
             return True
         return torch.equal(given.cpu().flatten()[start - end :].long(), self.marks(start, end))

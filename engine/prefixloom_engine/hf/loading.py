@@ -66,7 +66,7 @@ def load(path: str | os.PathLike[str], *, dtype: str = "auto", device: str = "cp
 
 @contextmanager
 def _progress_bars_on_terminals_only() -> Iterator[None]:
-    """transformers draws its progress bars into pipes and files as well; leave them out there."""
+    """Leave out transformers' progress bars in pipes and files, into which it draws them as well."""
     if sys.stderr.isatty() or not transformers_logging.is_progress_bar_enabled():
         yield
         return

@@ -197,7 +197,7 @@ class Insight:
         return HTMLResponse(PAGE.read_text(encoding="utf-8"))
 
     async def explain(self, request: Request) -> Response:
-        """Why a prompt would hit what it hits now. Whoever is no administrator learns nothing of others."""
+        """Explain why a prompt would hit what it hits now. Whoever is no administrator learns nothing of others."""
         tenant = self.server.tenant(request)
         with self.server.memory.share(tenant.name) as share:
             data = by_query(request) if request.method == "GET" else b""

@@ -402,7 +402,7 @@ class EngineWorker:
             self._loop.call_soon_threadsafe(self._failed, self.error)
 
     def _take_no_more(self) -> None:
-        """Whoever asks something of the engine from now on, or has asked and waits, is told that it is down."""
+        """Refuse all who ask something of the engine from now on, or have asked and wait: the engine is down."""
         with self._asking:
             self._over = True
         while self._calls:

@@ -23,7 +23,7 @@ MATCHED_AT_ONCE = 128
 
 
 def fcfs(waiting: Sequence[Job], cache: Cache) -> list[Job]:
-    """First come, first served."""
+    """Order requests as they came: first come, first served."""
     return sorted(waiting, key=lambda job: job.number)
 
 
@@ -57,7 +57,7 @@ class _Branch:
 
 
 def dfs_weight(waiting: Sequence[Job], cache: Cache) -> list[Job]:
-    """Depth first through the cached prefixes, the branch with the most waiting jobs first.
+    """Order requests depth first through the cached prefixes, the branch with the most waiting jobs first.
 
     Jobs below one branch are admitted together, so that they use what they share before it is evicted.
     """

@@ -36,7 +36,7 @@ class Tenants:
         return self._shares.get(tenant, 1.0)
 
     def came(self, job: Job, there: Iterable[Job], now: float) -> None:
-        """``job`` comes; ``there`` are the jobs that have not ended."""
+        """Note that ``job`` comes; ``there`` are the jobs that have not ended."""
         tenant, others = job.request.tenant, {other.request.tenant for other in there}
         if tenant not in others:
             least = min((self.served[other] / self.share(other) for other in others), default=0.0)
@@ -49,7 +49,7 @@ class Tenants:
         return self.served[tenant] / self.share(tenant)
 
     def by_running(self, running: Collection[Job]) -> Callable[[str], tuple[float, float]]:
-        """Order admission: first who runs least, and of these who was served least."""
+        """Return the order of admission: first who runs least, and of these who was served least."""
         return lambda tenant: (self.load(running, tenant, of_one), self.by_served(tenant))
 
     def turns(self, jobs: Iterable[Job], order: Callable[[str], object]) -> Iterator[Job]:

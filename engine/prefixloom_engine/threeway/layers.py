@@ -67,12 +67,12 @@ class Weights:
 
 
 def normed(x: Tensor) -> Tensor:
-    """RMS normalization without weights."""
+    """Normalize by the root mean square, without weights."""
     return x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
 
 
 def rotary(x: Tensor, positions: Tensor) -> Tensor:
-    """Rotary embedding of (rows, tokens, heads, width) at these positions."""
+    """Rotate (rows, tokens, heads, width) by these positions: rotary embedding."""
     half = x.shape[-1] // 2
     rates = 10000.0 ** -(torch.arange(half, dtype=torch.float64, device=x.device) / half)
     angles = (positions[..., None].to(torch.float64) * rates)[:, :, None]

@@ -62,7 +62,7 @@ class Replica:
         self._following = None if prefill is None else asyncio.create_task(self._follow(DeployedReplicas(prefill)))
 
     async def __del__(self) -> None:
-        """Ray awaits it when the running answers are over: write to the store what waits for it, and end."""
+        """Write to the store what waits for it, and end. Ray awaits this when the running answers are over."""
         made = getattr(self, "_made", None)
         following = getattr(self, "_following", None)
         if following is not None:

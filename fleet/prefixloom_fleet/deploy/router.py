@@ -19,12 +19,12 @@ class PolicyRouter(RequestRouter):
     """Hands Ray the replicas in the order of a policy, each in a rank of its own."""
 
     def initialize_state(self, policy: str = "resumable", events: bool = True, **_: Any) -> None:
-        """Ray calls it with ``request_router_kwargs``."""
+        """Take ``request_router_kwargs``; Ray calls this."""
         self.known = TrackedReplicas(follow=False)
         self.policy = find_policy(policy, follows=events)
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        """Ray calls it whenever a replica comes, goes, or says something new of itself."""
+        """Take the replicas. Ray calls this whenever a replica comes, goes, or says something new of itself."""
         super().update_replicas(replicas)
         self.known.update((name_of(each), each.replica_metadata, each.routing_stats) for each in replicas)
 

@@ -50,7 +50,7 @@ class LatelySent:
         return self._size
 
     def add(self, request: RoutingRequest, replica: ReplicaView) -> None:
-        """``request`` is sent to ``replica``."""
+        """Note that ``request`` is sent to ``replica``."""
         name, links = replica.name, request.links
         kept = tuple(links[place] for place in marks(len(links)))
         self._count += 1

@@ -23,7 +23,7 @@ class Turns:
         return self._last.get(replica.name, 0)
 
     def take(self, replica: ReplicaView, replicas: Sequence[ReplicaView]) -> None:
-        """``replica`` is chosen for the next request. Names that are not in ``replicas`` are forgotten at times."""
+        """Note that ``replica`` is chosen for the next request. Forget at times names that are not in ``replicas``."""
         self._count += 1
         self._last[replica.name] = self._count
         if len(self._last) > 2 * len(replicas) + 64:

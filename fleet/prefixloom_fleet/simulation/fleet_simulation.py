@@ -157,7 +157,7 @@ class Fleet:
                 self._join(place) if change % 2 else self._die(place)
 
     def _reschedule(self, member: Member) -> None:
-        """After something happened at a replica."""
+        """Plan anew a replica's next event after something happened at the replica."""
         assert member.replica is not None
         if self._index is not None:
             self._index.poll(member.number, self.now)

@@ -36,7 +36,7 @@ class Outage:
 
     @classmethod
     def parse(cls, text: str) -> Outage:
-        """ "2@600+120": replica 2 dies at second 600, and joins again 120 seconds later. "2@600": it never does."""
+        """Parse "2@600+120": replica 2 dies at second 600, and joins again 120 seconds later. "2@600": never."""
         replica, _, when = text.partition("@")
         at, _, seconds = when.partition("+")
         try:

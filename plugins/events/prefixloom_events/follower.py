@@ -191,7 +191,7 @@ class EventFollower:
         return self.ask(self.stream.expected, seconds)
 
     def ask(self, number: int, seconds: float = 5.0) -> bool:
-        """Have everything from ``number`` on sent again. Whether the answer came to its end."""
+        """Ask for all batches from ``number`` on again. Return whether the replay came to its end."""
         if self._replay is None:
             return False
         answers = self.answers(number, seconds)

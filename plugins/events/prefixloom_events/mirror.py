@@ -67,7 +67,7 @@ class Mirror:
 
     # ------------------------------------------------------------ events
     def _events(self, found: Differences) -> list[KVEvent]:
-        """Events for what is not as it was: what is gone, from the leaves up; then what has come, from the root."""
+        """Return events for all changes: pages removed, from the leaves up; then pages stored, from the root down."""
         removed: list[KVEvent] = []
         stored: list[KVEvent] = []
         for level, medium in enumerate(self.mediums):

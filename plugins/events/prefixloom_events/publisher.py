@@ -428,7 +428,7 @@ class _Sender:
                 time.sleep(0.01)
 
     def _fail(self, error: Exception, handed: _Changes | None) -> None:
-        """Go on after an error, with everything announced anew: no error here may reach the engine."""
+        """Continue after an error, and announce everything anew: no error here may reach the engine."""
         if self.failed is None:
             log.exception("the publisher of events failed, and begins again")
         self.failed = error
@@ -439,9 +439,7 @@ class _Sender:
             self.handed = None
 
     def _clear(self) -> None:
-        """Subscribers forget everything until it is announced anew: if an error stays, or it is too early, that is
-        later.
-        """
+        """Make subscribers forget all until it is announced anew: later, if an error stays or it is too early."""
         self._mirror.begin_again()
         self.broken = True
         if not self._is_cleared:

@@ -84,7 +84,7 @@ def encode_batch(batch: EventBatch) -> bytes:
 
 
 def decode_batch(payload: bytes) -> EventBatch:
-    """Raises ``msgspec.MsgspecError`` (a ValueError) if these bytes are no batch."""
+    """Read a batch. ``msgspec.MsgspecError`` (a ValueError): these bytes are no batch."""
     return _decoder.decode(payload)
 
 
@@ -104,7 +104,7 @@ def read_frames(frames: Sequence[bytes]) -> tuple[int, bytes] | None:
 
 
 def plain_text(text: str) -> str:
-    """``text`` so that it can be encoded: it may have half a surrogate pair."""
+    """Return ``text`` so that it can be encoded: it may have half a surrogate pair."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 

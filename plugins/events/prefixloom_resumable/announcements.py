@@ -94,7 +94,7 @@ class Announcements:
 
     @contextmanager
     def guard(self, *, harms: bool = True) -> Iterator[None]:
-        """Errors of this block do not leave it. In debug mode they leave it.
+        """Guard this block: its errors do not leave it, except in debug mode.
 
         ``harms``  after an error subscribers may have anything, so everything is announced again. Else they only lack
                    something

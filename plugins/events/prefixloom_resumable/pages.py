@@ -324,7 +324,7 @@ class ResumablePages:
         return run, run.count
 
     def _split(self, run: Run, page: int) -> None:
-        """Let ``run`` end after ``page`` of its pages. A new run below it has the others."""
+        """Split ``run`` after ``page`` of its pages. A new run below it has the others."""
         parts = self._boundaries.parts
         first, identity = run.first + page, self._identity(run.tokens, page)
         lower = Run(run, run.label, identity, self.page, len(parts), len(self.tiers))
@@ -374,7 +374,7 @@ class ResumablePages:
         run.names = run.names[: run.count]
 
     def _join(self, run: Run, child: Run) -> None:
-        """Let ``run`` have the pages of its only child, too."""
+        """Give ``run`` the pages of its only child, too."""
         run.tokens = run.tokens.piece(0, run.count * self.page).extended(child.tokens)
         if len(run.names) == run.count:
             run.names = run.names + child.names
@@ -408,7 +408,7 @@ class ResumablePages:
 
     # ------------------------------------------------------------ where requests can resume
     def _settle(self) -> None:
-        """After changes: find which boundaries can be resumed at now, and which pages lead to one."""
+        """Find after changes which boundaries can be resumed at now, and which pages lead to one."""
         judged: dict[Run, int] = {}  # from which of its pages on
         for changed in sorted(self._changed, key=_first_of):
             stack = [(changed, self._changed[changed], self._boundaries.nothing)]
@@ -428,7 +428,7 @@ class ResumablePages:
             self._lead(run)
 
     def _lead(self, run: Run) -> None:
-        """After ``run`` was judged: find which of its pages lead to a boundary, and what follows for those above."""
+        """Find after ``run`` was judged which of its pages lead to a boundary, and what follows for the runs above."""
         while run.parent is not None and run.live:
             parent, goes_on = run.parent, False
             if not run.children:

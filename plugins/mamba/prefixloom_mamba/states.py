@@ -77,7 +77,7 @@ class _Numbers:
 
 
 def _delta_rule(facts: ModelFacts) -> StateLayout | None:
-    """Gated delta nets: Qwen3-Next, Qwen3.5, Olmo hybrid. One convolution over queries, keys and values."""
+    """Lay out gated delta nets: Qwen3-Next, Qwen3.5, Olmo hybrid. One convolution over queries, keys and values."""
     number = _Numbers(facts.raw)
     k_heads, v_heads = number("linear_num_key_heads"), number("linear_num_value_heads")
     k_dim, v_dim = number("linear_key_head_dim"), number("linear_value_head_dim")
@@ -89,7 +89,7 @@ def _delta_rule(facts: ModelFacts) -> StateLayout | None:
 
 
 def _kimi_delta(facts: ModelFacts) -> StateLayout | None:
-    """Kimi delta attention: queries, keys and values of one width; its published configs nest the numbers."""
+    """Lay out Kimi delta attention: queries, keys and values of one width; its published configs nest the numbers."""
     nested = facts.raw.get("linear_attn_config")
     number, inner = _Numbers(facts.raw), _Numbers(nested if isinstance(nested, Mapping) else {})
     heads = number("linear_num_heads") or inner("num_heads")
@@ -101,7 +101,7 @@ def _kimi_delta(facts: ModelFacts) -> StateLayout | None:
 
 
 def _state_space(facts: ModelFacts) -> StateLayout | None:
-    """State spaces of the second generation, computed in chunks: Mamba-2, Bamba, Granite, Falcon-H1, Nemotron-H."""
+    """Lay out second generation state spaces, computed in chunks: Mamba-2, Bamba, Granite, Falcon-H1, Nemotron-H."""
     number = _Numbers(facts.raw)
     heads = number("mamba_n_heads", "mamba_num_heads", "n_mamba_heads", "num_heads")
     size, groups = number("mamba_d_state", "ssm_state_size", "state_size"), number(*GROUPS)
@@ -117,7 +117,7 @@ def _state_space(facts: ModelFacts) -> StateLayout | None:
 
 
 def _selective_scan(facts: ModelFacts) -> StateLayout | None:
-    """Selective state spaces of the first generation, computed token by token: Mamba, Falcon Mamba, Jamba, Zamba."""
+    """Lay out first generation state spaces, computed token by token: Mamba, Falcon Mamba, Jamba, Zamba."""
     raw, number = facts.raw, _Numbers(facts.raw)
     ranked = any(raw.get(key) is not None for key in ("mamba_dt_rank", "time_step_rank"))
     later = number("mamba_n_heads", "mamba_num_heads", "num_heads")  # the second generation's
@@ -134,7 +134,7 @@ def _selective_scan(facts: ModelFacts) -> StateLayout | None:
 
 
 def _lightning(facts: ModelFacts) -> StateLayout | None:
-    """Lightning attention, computed in blocks, its state in the dtype of the model: MiniMax."""
+    """Lay out lightning attention, computed in blocks, its state in the dtype of the model: MiniMax."""
     if not any(facts.raw.get(key) is not None for key in ("linear_attn_alpha_factor", "attn_type_list")):
         return None
     heads, dim = facts.num_attention_heads, facts.head_dim
@@ -142,7 +142,7 @@ def _lightning(facts: ModelFacts) -> StateLayout | None:
 
 
 def _compressed_convolution(facts: ModelFacts) -> StateLayout | None:
-    """Compressed convolutional attention: the inputs of two convolutions, and the delayed half of the values: ZAYA."""
+    """Lay out compressed convolutional attention, ZAYA: two convolutions' inputs, and the values' delayed half."""
     number = _Numbers(facts.raw)
     first, second = number("cca_time0"), number("cca_time1")
     if not (first and second):
@@ -153,7 +153,7 @@ def _compressed_convolution(facts: ModelFacts) -> StateLayout | None:
 
 
 def _short_convolution(facts: ModelFacts) -> StateLayout | None:
-    """Short convolutions over the hidden state, exact at every token: LFM2, LFM3."""
+    """Lay out short convolutions over the hidden state, exact at every token: LFM2, LFM3."""
     kernel = _Numbers(facts.raw)("conv_L_cache")
     return StateLayout((facts.hidden_size, kernel), None, facts.dtype, "float32", 1) if kernel else None
 

@@ -128,7 +128,7 @@ class Ages:
         return found
 
     def _seen(self, kind: int) -> list[float]:
-        """Time for which visits of a class were seen at each range of ages."""
+        """Return the time for which visits of a class were seen at each range of ages."""
         widths, bounds = self.widths, self.bounds
         ended, rest = self._ended[kind][:], self._rest[kind][:]
         for slice_, count in self._alive[kind].items():

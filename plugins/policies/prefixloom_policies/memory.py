@@ -66,7 +66,7 @@ class PathMemory:
                 self._older[mark] = visit
 
     def shrink(self, held: int) -> None:
-        """Shrink an LRU pool to ``held`` marks: so many has the pool, and is full."""
+        """Shrink an LRU pool to ``held`` marks, as many as the full pool has."""
         recent, older = self._recent, self._older
         while len(recent) > held:
             mark, visit = recent.popitem(last=False)

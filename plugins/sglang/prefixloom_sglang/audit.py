@@ -52,7 +52,7 @@ class AuditedCache(PrefixloomCache):
         return result
 
     def sanity_check(self) -> None:
-        """SGLang calls this when no request runs: nothing may be protected then."""
+        """Raise if anything is protected: SGLang calls this when no request runs."""
         super().sanity_check()
         for name, figures in self.books.stats().components.items():
             if figures.leased:
@@ -61,7 +61,7 @@ class AuditedCache(PrefixloomCache):
 
     # ------------------------------------------------------------ the check
     def audit(self, call: str) -> None:
-        """InvariantError: a slot has no owner, or more than one."""
+        """Raise InvariantError if a slot has no owner, or more than one."""
         owners = self._owners()
         if owners is None:
             return

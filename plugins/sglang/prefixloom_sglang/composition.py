@@ -93,7 +93,7 @@ def books_for(config: Any, pools: Pools, *, bigrams: bool = False, policy: str =
 
 
 def _refuse_sizes(pools: Pools) -> None:
-    """CompositionError: SGLang has a pool of no size."""
+    """Raise CompositionError if SGLang has a pool of no size."""
     for size, what, flag in (
         (pools.page_size, "tokens for a page", "--page-size"),
         (pools.pages, "pages for tokens", "--mem-fraction-static or --max-total-tokens"),

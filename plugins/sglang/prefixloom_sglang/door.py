@@ -52,7 +52,7 @@ def register() -> None:
 
 
 def make(context: Any) -> Any:
-    """SGLang's factory of caches. ``context`` is its ``TreeCacheBuildContext``."""
+    """Make the cache, as SGLang's factory. ``context`` is its ``TreeCacheBuildContext``."""
     from . import interface
 
     interface.check()
@@ -113,7 +113,7 @@ def _flags() -> Mapping[str, Any]:
 
 
 def refuse_flags(flags: Mapping[str, Any], params: Any) -> None:
-    """CompositionError: a flag belongs to SGLang's own cache class."""
+    """Raise CompositionError if a flag belongs to SGLang's own cache class."""
     for place, names in FLAGS.items():
         for name, flag in names.items():
             if getattr(flags[place], name, False):
@@ -150,7 +150,7 @@ def refuse_flags(flags: Mapping[str, Any], params: Any) -> None:
 
 
 def refuse_allocator(allocator: Any) -> None:
-    """CompositionError: SGLang hands out slots in a way that the adapter does not know."""
+    """Raise CompositionError if SGLang hands out slots in a way that the adapter does not know."""
     from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
     from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
     from sglang.srt.mem_cache.allocator.token import TokenToKVPoolAllocator

@@ -136,7 +136,7 @@ class Events:
         return RadixKey(tokens, label[0], is_bigram=self._is_bigram, cache_salt=label[1])
 
     def _hashes(self, run: Run, first: int, end: int) -> list[str]:
-        """SGLang's hashes of some pages, as its events have them."""
+        """Return SGLang's hashes of some pages, as its events have them."""
         hashes: list[str] = compute_node_event_hash_values(self._unnamed(run, first, end), self._page_size)
         return hashes
 
@@ -154,6 +154,6 @@ class Node:
 
 
 def label_of(namespace: str) -> Label:
-    """SGLang's extra key and salt, which a namespace was made of."""
+    """Return SGLang's extra key and salt, of which a namespace was made."""
     extra_key, cache_salt = json.loads(namespace) if namespace else (None, None)
     return extra_key, cache_salt

@@ -111,7 +111,7 @@ def installed() -> str:
 
 
 def check() -> None:
-    """CompositionError: SGLang's interface is not the one that the adapter was written for."""
+    """Raise CompositionError if SGLang's interface is not the one for which the adapter was written."""
     for what in _changes():
         raise CompositionError(
             f"prefixloom knows SGLang {' and '.join(VERSIONS)}. This is SGLang {installed()}, and there {what}. "

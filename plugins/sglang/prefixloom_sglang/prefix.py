@@ -48,7 +48,7 @@ class Prefix:
             self._leases[-1].uncover_states()
 
     def pages(self, component: str) -> Sequence[int]:
-        """Page numbers of one component by position; -1: not needed here, or absent."""
+        """Return the page numbers of one component by position; -1: not needed here, or absent."""
         if self._leases:
             return self._leases[-1].pages(component)
         return [] if self.plan is None or not self.length else self.plan.pages(component)

@@ -30,7 +30,7 @@ Back = Mapping[str, Sequence[int]]
 
 
 def pages_of(numbers: Sequence[int] | Pages) -> Pages:
-    """Page numbers as an array; those of the books are not copied."""
+    """Return page numbers as an array, without copying the numbers of the books."""
     return np.asarray(numbers, np.int32)
 
 
@@ -68,7 +68,7 @@ class TokenSlots:
             self._full.free_page_ids(self._numbers(back[FULL]))
 
     def rejoin(self, handed: Handed, back: Back, tree: Callable[[], Sequence[int]]) -> None:
-        """After an insert, join what the books took to what they had. There is nothing to join here."""
+        """Join after an insert what the books took to what they had. There is nothing to join here."""
 
     def _pages(self, row: torch.Tensor) -> torch.Tensor:
         return self._divided(row[:: self.page_size])

@@ -40,7 +40,7 @@ class StateSlots:
 
     # ------------------------------------------------------------ a request begins
     def begin(self, req: Any, prefix: Prefix) -> bool:
-        """Let the request's running state begin as a copy of the one at the end of ``prefix``.
+        """Begin the request's running state as a copy of the one at the end of ``prefix``.
 
         False: it has no slot, and none can be had.
         """

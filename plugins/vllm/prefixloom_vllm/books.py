@@ -263,7 +263,7 @@ class Books:
         return self._store is not None and self._tier.store.status().writes_waiting[0] > 0
 
     def poll(self) -> None:
-        """Go on with what a store reads and writes."""
+        """Continue what a store reads and writes."""
         if self._store is not None:
             self.cache.poll()
             self._collect()

@@ -165,7 +165,7 @@ class HostEvents:
 
     # ------------------------------------------------------------ names
     def _give_names(self) -> dict[Run, int]:
-        """Name the pages for which somebody has come with names. Returns how many names their runs had before."""
+        """Name the pages that wait for names. Return how many names their runs had before."""
         had: dict[Run, int] = {}
         while self._namings:
             naming = self._namings.popleft()

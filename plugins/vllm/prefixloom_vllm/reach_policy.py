@@ -108,7 +108,7 @@ class ReachPolicy(CachePolicy):
                 (self.serving if serves else self.idle)[key] = None
 
     def evict(self, n: int, protected: set[bytes]) -> list[tuple[bytes, Any]] | None:
-        """Exactly ``n`` chunks that no copy reads or writes; None, and nothing evicted, if there are fewer."""
+        """Evict exactly ``n`` chunks that no copy reads or writes. None, and nothing evicted: there are fewer."""
         found: list[bytes] = []
         for queue in (self.idle, self.serving):
             for key in queue:

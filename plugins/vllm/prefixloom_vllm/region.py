@@ -140,7 +140,7 @@ class Region:
         return self._table[self.rank * self._row + COPIES + number % RING] == number
 
     def close(self) -> None:
-        """Let the memory go. Views of it keep it until they are gone, too."""
+        """Free the memory. Views of it keep it until they are gone, too."""
         if not self._slots_of:
             return
         self.path.unlink(missing_ok=True)

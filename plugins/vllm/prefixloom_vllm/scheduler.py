@@ -205,7 +205,7 @@ class SchedulerSide:
         return tracked.plan
 
     def _question(self, tracked: Tracked) -> tuple[int, int]:
-        """vLLM asks again at each step for which it has no blocks. While this is the same, the answer is too."""
+        """Return what the answer to vLLM depends on, which asks at each step for which it has no blocks."""
         return self.books.gains, tracked.request.num_tokens
 
     def _fetches(self, tracked: Tracked, plan: MatchPlan) -> bool:
@@ -248,7 +248,7 @@ class SchedulerSide:
         return self.events.take()
 
     def allocated(self, request: Any, blocks: Sequence[Sequence[Any]], external: int) -> None:
-        """vLLM has given a request its blocks: load ``external`` tokens into the last of them."""
+        """Load ``external`` tokens into the last of the blocks that vLLM has given a request."""
         tracked = self.tracked.get(request.request_id)
         if tracked is None:
             return

@@ -51,7 +51,7 @@ class WorkerSide:
 
     # ------------------------------------------------------------ memory
     def register(self, kv_caches: Mapping[str, torch.Tensor], blocks: int) -> None:
-        """vLLM has made its memory."""
+        """Take the memory that vLLM has made."""
         rank = self.region.rank
         assert rank is not None
         for group in self.groups.values():
@@ -70,7 +70,7 @@ class WorkerSide:
 
     # ------------------------------------------------------------ steps
     def before(self, plan: Plan) -> None:
-        """Before anything of a step: finish the copies whose blocks it writes."""
+        """Finish, before anything of a step, the copies whose blocks the step writes."""
         if plan.wait_for and self._storer is not None:
             self._storer.wait(plan.wait_for)
 

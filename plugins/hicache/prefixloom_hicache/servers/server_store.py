@@ -330,7 +330,7 @@ def shown(error: BaseException) -> str:
 
 
 def batches(sizes: Sequence[int], most: int) -> Iterator[range]:
-    """Ranges of items that one call to the server may have: at most ``most``, and ``BATCH_BYTES`` of ``sizes``."""
+    """Yield ranges of items for one call to the server each: at most ``most``, and ``BATCH_BYTES`` of ``sizes``."""
     first = held = 0
     for at, size in enumerate(sizes):
         if at > first and (at - first >= most or held + size > BATCH_BYTES):
