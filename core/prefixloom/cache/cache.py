@@ -285,10 +285,10 @@ class Cache:
         forget_everything(core)
 
     def poll(self) -> None:
-        """Take back what was dropped without release, and see which steps are over. Engines call it once per step.
+        """Take back slots of dropped handles, and find out which steps are over. Engines call it once per step.
 
-        Never waits for a device. A step that failed on its stream is told here: its sequences end, and so does
-        whatever was built on what it published.
+        It never waits for a device. If a step failed on its stream, its sequences end, and so do those that built on
+        what it published.
         """
         core = self._core
         with core:
@@ -336,7 +336,7 @@ class Cache:
         """Time from now on copies between tiers, calls of a store and waits: ``Timeline.take`` returns what is over.
 
         ``most``: how many activities it holds. More are left out and counted. A cache may have several timelines; each
-        goes on until its ``close``.
+        records until its ``close``.
         """
         core = self._core
         core.enter()

@@ -92,7 +92,7 @@ class Queue(Generic[L]):
         """Note that the tree has so many pages (or states) more of ``namespace``."""
 
     def going(self, cell: L, pages: int) -> None:
-        """Note that a cell that was popped goes soon, with so many pages, unless it is added again."""
+        """Note that a popped cell with so many pages is about to be freed, unless it is added again."""
 
     # Debug mode alone uses what follows.
     def __iter__(self) -> Iterator[L]:

@@ -87,11 +87,11 @@ Lowered = list[tuple[str, int, int]]
 
 
 def search(core: Core, match: Match, most: int, trace: Lowered | None = None) -> None:
-    """Find the deepest boundary up to ``most`` that every component accepts: the fixpoint from below.
+    """Find the deepest boundary up to ``most`` that every component accepts.
 
     It begins with the deepest boundary that the keys agree with, and lowers this until no component lowers it further.
     A reach that is closed upward is asked once: where it can resume, it can resume anywhere above. 0 needs nothing.
-    ``trace`` is told of each lowering.
+    ``trace`` collects each lowering.
     """
     index, shape = core.index, core.shape
     tree = index.tree
@@ -139,14 +139,14 @@ def _lower(match: Match, lanes: Many[Lane], node: Node, boundary: int, trace: Lo
 
 
 def goes_on(core: Core, match: Match) -> bool:
-    """Return whether cached keys go on where they cease to agree with the prompt, or where it ends."""
+    """Return whether cached keys continue where they cease to agree with the prompt, or where it ends."""
     index = core.index
     node, boundary, _ = index.tree.walk(index.tree.roots.get(match.namespace, index.empty_root), match.key)
     return boundary < node.end or bool(node.children)
 
 
 def _narrow(core: Core, match: Match, node: Node, boundary: int) -> tuple[Node, int, str | None]:
-    """Ask the plugins' validators. A lower boundary goes through the lanes again; a higher one is no answer."""
+    """Ask the plugins' validators, until one lowers the boundary: then ``search`` asks the lanes again."""
     for name, validator in core.shape.validators:
         view = WalkView(match.namespace, boundary, match.count, match.walked, extra=match.extra)
         lower = validated(core, name, validator, view)

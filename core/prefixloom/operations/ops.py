@@ -76,7 +76,7 @@ def run_fills(core: Core, stream: Stream, sequences: Many[Running]) -> None:
 
 
 def select_states(core: Core, stream: Stream, kept: torch.Tensor, rows: Many[Row]) -> None:
-    """Have the running states of ``rows`` go on from those after so many tokens as ``kept`` says.
+    """Let the running states of ``rows`` continue from those after so many tokens as ``kept`` says.
 
     ``kept`` has a figure for each row. Where the layers wrote no states of single tokens, nothing changes.
     """

@@ -108,7 +108,7 @@ def floor_of(core: Core, running: Running) -> int:
 
 
 def _let_go(core: Core, running: Running, lane: PartialLane, holding: Any) -> None:
-    """Give back, and uncover, what no boundary can need that the sequence may still come to."""
+    """Give back, and uncover, pages that no boundary needs that the sequence may still publish or rewind to."""
     page = core.shape.page
     lane.retain(holding, holding.floor // page * page)
     if running.covers[lane.index] is not None and lane.reads_past(holding, running.node.end):

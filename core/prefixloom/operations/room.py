@@ -81,7 +81,7 @@ def make_room(
 ) -> None:
     """Evict until each of ``wanted`` can have its slots; CapacityError, nothing evicted, if one cannot.
 
-    ``who`` needs them, or a sequence that is told to journals only, with the label ``by``.
+    ``who`` needs the slots. ``by``: the label that journals get, instead of that of ``who``.
     """
     by = by or (who.label if who is not None else "")
     if core.flight.works:
@@ -221,7 +221,7 @@ def _evict_asking(core: Core, lane: Lane, count: int, freed: list[Node]) -> int:
 
 
 def _held_back(core: Core, lane: Lane, asked: list[Any]) -> set[Any]:
-    """Return the cells of ``asked`` that the plugin keeps, with those of ``asked`` that they hang from."""
+    """Return the cells of ``asked`` that the plugin keeps, with those of ``asked`` that these depend on."""
     if not asked or lane.hooks.evict_component is None:
         return set()
     extra_in = core.keys.extra_in

@@ -504,7 +504,7 @@ class Below(Protocol):
         """Note that nothing is cached any more."""
 
     def poll(self) -> None:
-        """See which copies are over, and go on."""
+        """Find out which copies are over, and continue what waited for them."""
 
     def restorable(self, match: Match, node: Node, boundary: int) -> None:
         """Say in ``match`` which boundary, not below ``boundary`` in ``node``, could be restored."""
@@ -700,7 +700,7 @@ class Core:
             self.changing = f"{type(error).__name__} in {getattr(code, 'co_qualname', code.co_name)}"
 
     def check_whole(self) -> None:
-        """Refuse to read from a cache that is known to be broken. Any thread may ask, whatever operation is at work."""
+        """Refuse to read from a cache that is known to be broken. Any thread may ask, also during an operation."""
         if self.changing.__class__ is str:
             raise self._why_broken()
 

@@ -169,7 +169,7 @@ class Cells(Generic[K]):
         return self.queue
 
     def enter(self, cell: K, recent: bool = True) -> None:
-        """Enter a cell that may be evicted into its queue: the next to go, if it is not ``recent``."""
+        """Enter a cell that may be evicted into its queue, as the next victim if it is not ``recent``."""
         if recent:
             self.queue.add(cell)
         else:
@@ -190,7 +190,7 @@ class Cells(Generic[K]):
 
     # ------------------------------------------------------------ cells change
     def place(self, node: Node, data: bytes, pages: int) -> K:
-        """Make a cell at ``node``, which has none. It stands in no queue yet."""
+        """Make a cell at ``node``, which has none. The cell is in no queue yet."""
         cell = self.kind(node, data, pages)
         node.cells[self.index] = cell
         self.in_tree += pages
@@ -205,7 +205,7 @@ class Cells(Generic[K]):
     def change(self, cell: K, slots: array[int]) -> None:
         """Make ``slots`` the last pages of the edge of ``cell``, and drop the cell if none is left and none covers it.
 
-        Whoever calls this frees the slots that were taken out.
+        The caller frees the slots that were taken out.
         """
         before = cell.data
         cell.data = strip(slots.tobytes())
@@ -223,7 +223,7 @@ class Cells(Generic[K]):
             self._unhang(cell)
 
     def add(self, node: Node, places: list[int], slots: array[int]) -> K:
-        """Enter slots for these *places* of ``node``: indices into its edge. A new cell stands in no queue yet."""
+        """Enter slots for these *places* of ``node``: indices into its edge. A new cell is in no queue yet."""
         data = self.edge(node)
         for place, slot in zip(places, slots, strict=True):
             data[place] = slot
@@ -235,7 +235,7 @@ class Cells(Generic[K]):
         return cell
 
     def divide(self, upper: Node, lower: Node) -> None:
-        """Divide the cell of ``lower``, which ``upper`` was split off, and copy its locks. A state stays whole."""
+        """Divide the cell of ``lower``, off which ``upper`` was split. Copy its locks. A state stays at the end."""
         i = self.index
         cell: K | None = lower.cells[i]
         if cell is None or self.unit == "boundary":

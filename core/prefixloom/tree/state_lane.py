@@ -123,7 +123,7 @@ class StateLane(PassingLane[StateCell, StateCell, StateHolding]):
                     self.keep(node, track.slot)
 
     def keep(self, node: Node, slot: int) -> None:
-        """Make a cell of a state. Call ``follow``, ``finish`` or ``line_up`` next: it stands in no queue yet."""
+        """Make a cell of a state. It is in no queue yet: call ``follow``, ``finish`` or ``line_up`` next."""
         self.place(node, array("i", [slot]).tobytes(), 1)
 
     def pass_above(self, run: list[Node], prompt: int) -> None:
