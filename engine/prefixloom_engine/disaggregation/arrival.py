@@ -52,7 +52,7 @@ class Arrival:
         self._came += len(part)
 
     def handover(self) -> Handover | None:
-        """Return what was handed over once all of it is here and has been checked; None: not yet."""
+        """Return the handover once all of its content is here and has been checked; None: not yet."""
         if self._landing is not None:
             content = self._landing.poll()
             if content is None:

@@ -219,7 +219,7 @@ class DecodeEngine(AroundEngine):
 
     # ------------------------------------------------------------ steps
     def step(self) -> bool:
-        """Read what has arrived, and run a step. False: there was nothing to do and nothing is awaited."""
+        """Read messages, and run a step. False: there was nothing to do and nothing is awaited."""
         with defer_interrupts():
             self._receive(0.0)
             for answer in self._streams.dropped():
@@ -231,7 +231,7 @@ class DecodeEngine(AroundEngine):
             return busy or bool(self.awaited)
 
     def _receive(self, seconds: float) -> None:
-        """Read what has come from all prefill processes. If nothing has come, wait for those that owe something."""
+        """Read the messages of all prefill processes. If there is none, wait for processes that owe something."""
         if self._closed:
             raise ProtocolError("this decode engine is closed")
         waited_for = [peer for peer in self._peers if peer.owed or not seconds]
@@ -240,7 +240,7 @@ class DecodeEngine(AroundEngine):
                 self._settle(settled)
 
     def _settle(self, settled: SettledPrompt) -> None:
-        """Continue from what was handed over, or have the prompt computed elsewhere or here."""
+        """Continue a prompt from its handover, or have the prompt computed elsewhere or here."""
         prompt, handover = settled.prompt, settled.handover
         self.lost += settled.lost
         if handover is None:
@@ -279,7 +279,7 @@ class DecodeEngine(AroundEngine):
         return [peer for peer in self._peers if peer.state != "agreed"]
 
     def close(self) -> None:
-        """Abort what still runs, and disconnect. A mover is closed afterwards, by whoever made it."""
+        """Abort all prompts, and disconnect. Whoever made a mover closes the mover afterwards."""
         self._closed = True
         try:
             for peer in self._peers:

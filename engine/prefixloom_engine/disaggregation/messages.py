@@ -116,7 +116,7 @@ def can_be_asked(request: Request) -> bool:
 
 
 def encode_question(question: Question, cache: Cache) -> list[bytes]:
-    """Return two frames: what is asked, and the tokens."""
+    """Return two frames: the question, and the tokens."""
     asked = {
         "identity": question.identity.digest,
         "format": format_digest(cache),

@@ -48,7 +48,7 @@ class MemoryBlock:
         return at
 
     def give(self, at: int) -> None:
-        """Give back what was taken at this place."""
+        """Give back the memory that was taken at this place."""
         self._taken.pop(at, None)
 
 

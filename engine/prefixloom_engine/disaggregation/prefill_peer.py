@@ -166,7 +166,7 @@ class PrefillPeer:
         return bool(found)
 
     def close(self) -> list[AwaitedPrompt]:
-        """Disconnect, and return what is still awaited."""
+        """Disconnect, and return the prompts that are still awaited."""
         left = self.owed
         try:
             for number in list(self._owed):
@@ -189,7 +189,7 @@ class PrefillPeer:
 
     # ------------------------------------------------------------ what it says
     def receive(self, seconds: float = 0.0) -> list[SettledPrompt]:
-        """Read what has come, and return what is settled by it. If nothing has come, wait so many seconds."""
+        """Read messages, and return the prompts that they settle. If there is none, wait so many seconds."""
         settled: list[SettledPrompt] = []
         for message in self._transport.receive(seconds):
             settled += self._handle(message)
@@ -281,7 +281,7 @@ class PrefillPeer:
         return self._finish(number, asked)
 
     def _finish(self, number: int, asked: AskedQuestion) -> list[SettledPrompt]:
-        """Hand on what was handed over, once all of it is here."""
+        """Hand on the handover of a prompt, once all of its content is here."""
         assert asked.arrival is not None
         try:
             handover = asked.arrival.handover()

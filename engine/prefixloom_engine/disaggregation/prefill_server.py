@@ -169,7 +169,7 @@ class PrefillServer(AroundEngine):
         ]
 
     def retire(self) -> None:
-        """Refuse further questions. What was asked before is computed and sent."""
+        """Refuse further questions. Compute and send what was asked before."""
         self._retired = True
 
     def run(self) -> None:
@@ -188,9 +188,9 @@ class PrefillServer(AroundEngine):
         return True
 
     def serve_once(self, seconds: float = 0.0) -> bool:
-        """Take what has come, run a step, send what is complete. False: there was nothing to do.
+        """Take messages, run a step, send complete answers. False: there was nothing to do.
 
-        ``seconds``: how long to wait for messages if none has come.
+        ``seconds``: how long to wait for messages if there is none.
         """
         messages = self._transport.receive(seconds)
         for message in messages:
@@ -258,7 +258,7 @@ class PrefillServer(AroundEngine):
 
     # ------------------------------------------------------------ answers
     def _serve_peer(self, peer: DecodePeer) -> None:
-        """Send what is complete, and forget a decode process that wants nothing more."""
+        """Send complete content, and forget a decode process that wants nothing more."""
         for number in [number for number, asked in peer.asked.items() if asked.answer.done]:
             asked = peer.asked.pop(number)
             if asked.answer.handed is None:

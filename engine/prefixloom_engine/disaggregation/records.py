@@ -214,7 +214,7 @@ def _tensor_of(view: memoryview) -> Tensor:
 
 
 def expect_content(data: memoryview, have: int, boundary: int, end: int, keys: ContentKeys) -> ExpectedContent:
-    """Read the headers of an answer's records. InputError: they are not those that this side needs."""
+    """Read the headers of an answer's records. InputError: this side needs other records."""
     pages = pages_for(keys.cache, have, boundary, end)
     runs = content_runs(keys.cache, pages, boundary, end)
     if len(data) != len(runs) * HEADER_BYTES:

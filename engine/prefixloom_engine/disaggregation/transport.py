@@ -60,9 +60,9 @@ class Transport(Protocol):
         """
 
     def receive(self, seconds: float = 0.0) -> list[PeerMessage]:
-        """Return what has come, at most ``MOST_AT_ONCE`` messages. If nothing has, wait so many seconds for something.
+        """Return at most ``MOST_AT_ONCE`` messages. If there is none, wait so many seconds for one.
 
-        What is no message of this protocol is not returned. Whatever is returned may be hostile.
+        Messages of another protocol are not returned. Any message that is returned may be hostile.
         """
 
     def close(self) -> None:

@@ -152,7 +152,7 @@ class PrefillSocket(ZmqSocket):
 
 
 def remove_stale_socket(path: Path) -> None:
-    """Remove the socket of a process that is gone. OSError: this is something else, or somebody listens there."""
+    """Remove the socket of a process that ended. OSError: this is something else, or somebody listens there."""
     if not path.exists():
         return
     if not path.is_socket():

@@ -68,7 +68,7 @@ class LaunchedStep:
         return self._begun, self._ended
 
     def wait(self) -> None:
-        """Wait until the stream has passed the step; then each row has its results."""
+        """Wait until the stream is behind the step; then each row has its results."""
         if self.event is not None:
             self.event.synchronize()
         if self.error is None and not self._read:
@@ -180,7 +180,7 @@ class ForwardStream:
             each.run(self.runner)
 
     def close(self) -> None:
-        """Wait for what is in flight, and end the worker thread."""
+        """Wait for the work in flight, and end the worker thread."""
         self.stream.record().synchronize()
         self.stream.close()
 

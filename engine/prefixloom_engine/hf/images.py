@@ -201,7 +201,7 @@ class PromptImages(Media):
         return super().pass_end(start, end)
 
     def inputs(self, model: Any, start: int, end: int) -> dict[str, Any]:
-        """Return what the model is given of the images in a pass over [start, end). Encodes what is not encoded yet."""
+        """Return the model's inputs of the images in a pass over [start, end). Encode images that are not encoded."""
         places = self.places_in(start, end)
         if not places:
             return {}

@@ -295,7 +295,7 @@ class EngineWorker:
         self._ended()
 
     def _drive(self) -> None:
-        """Step until the worker is stopped and nothing runs. What it raises is why the engine has to be given up."""
+        """Step until the worker is stopped and nothing runs. An error means that the engine has to be given up."""
         failures = 0
         while not (self._stopping and self._is_over()):
             self._wake.clear()
@@ -358,7 +358,7 @@ class EngineWorker:
         self._running.update((each.ticket, each) for each in added)
 
     def _tell(self) -> None:
-        """Tell the event loop what is new of every answer, in one call."""
+        """Tell the event loop, in one call, the news of every answer."""
         found: list[tuple[PendingAnswer, News]] = []
         for running in list(self._running.values()):
             answer, told = running.answer, running.told
@@ -391,7 +391,7 @@ class EngineWorker:
             ticket.put(news)
 
     def _give_up(self, error: BaseException) -> None:
-        """Tell everybody that the engine cannot go on."""
+        """Tell everybody that the engine has failed."""
         self.error = EngineDown(f"the engine has failed: {error!r}")
         self.error.__cause__ = error
         self._send([(each.ticket, News([], [], [], "error", self.error, 0)) for each in self._running.values()])

@@ -74,7 +74,7 @@ class DrivenEngine(StepsAnswers, Protocol):
         """Return the figures of the cache, and of what other processes compute for this one or ask of it."""
 
     def retire(self) -> None:
-        """Take nothing new from other processes. What they have asked for goes on."""
+        """Take nothing new from other processes, but complete what they have asked for."""
 
     def close(self) -> None:
         """Abort what still runs, and end. A second call does nothing."""

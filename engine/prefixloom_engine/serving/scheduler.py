@@ -473,7 +473,7 @@ class Scheduler:
         self._requeue(job, retracted=True)
 
     def _requeue(self, job: Job, *, retracted: bool) -> None:
-        """Make a running job wait; it starts over from what is cached then."""
+        """Make a running job wait. Then it starts over from what is cached."""
         self._stop_running(job)
         job.key = encode(job.tokens)
         self.waiting.append(job)

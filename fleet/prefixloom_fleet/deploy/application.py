@@ -65,9 +65,7 @@ def start_ray(config: FleetConfig) -> None:
 
 
 def check_free(config: FleetConfig) -> None:
-    """Raise CompositionError if somebody listens where requests are to come in. Ray would share the port with them, so
-    that requests went to either.
-    """
+    """Raise CompositionError if somebody listens at the fleet's port, which Ray would share without a word."""
     with socket.socket(socket.AF_INET6 if ":" in config.host else socket.AF_INET) as tried:
         tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -40,7 +40,7 @@ class DeployedReplicas:
         self._learning: asyncio.Task[None] | None = None
 
     def known(self) -> Sequence[TrackedReplica]:
-        """Return those that there are, as soon as Ray has named them. The first call begins to ask."""
+        """Return the replicas, as soon as Ray has named them. The first call begins to ask."""
         if self._learning is None:
             self._learning = asyncio.create_task(self._learn())
         return [] if self._known is None else self._known.all()

@@ -125,7 +125,7 @@ class Front:
 
     # ------------------------------------------------------------ one replica answers
     async def _routing(self, request: Request, call: HttpCall) -> RoutingRequest:
-        """Return what the router is told. Of what a replica will refuse, nothing: it may go anywhere."""
+        """Return what the router needs to know. A request that a replica will refuse may be sent to any replica."""
         session = request.headers.get(self._config.session, "")
         kind = next((form.body for form in FORMS if form.path == call.path), None)
         if kind is None or len(call.body) > LONGEST_CHOICE:
@@ -191,7 +191,7 @@ class Front:
         return HandedOn(self._rest(first, attempt, events), attempt, head.status, headers)
 
     async def _rest(self, first: list[bytes], attempt: Attempt, events: bool) -> AsyncIterator[bytes]:
-        """Yield the answer from its first byte on. What goes wrong now, the client is told as an event."""
+        """Yield the answer from its first byte on. Send the client an error from now on as an event."""
         try:
             for piece in first:
                 yield piece
@@ -222,12 +222,12 @@ class Front:
         return JSONResponse({"replicas": {name: json.loads(body) for name, (_, body) in sorted(answers.items())}})
 
     async def _broadcast(self, call: HttpCall) -> dict[str, tuple[int, bytes]]:
-        """Return by replica the status and body of its answer. Those that do not answer are not in it."""
+        """Return by replica the status and body of its answer, without replicas that do not answer."""
         answering, computing = await self._both(call)
         return {**answering, **computing}
 
     async def _both(self, call: HttpCall) -> list[dict[str, tuple[int, bytes]]]:
-        """Return the same for those that answer clients, and for those that compute their prompts."""
+        """Return the same for replicas that answer clients, and for replicas that compute their prompts."""
         handles = (self._replicas, self._prefill)
         return await asyncio.gather(*(broadcast(handle, call) for handle in handles))
 
@@ -245,7 +245,7 @@ class Front:
         return Response(body, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def _health(self) -> Response:
-        """Tell whether any replica is well that answers clients. Those that compute prompts are not needed for that."""
+        """Tell whether a replica that answers clients is well. Replicas that compute prompts do not matter for that."""
         both = await self._both(HttpCall("GET", "/health", b"", [], b""))
         well, prefill = (sorted(name for name, (status, _) in each.items() if status == 200) for each in both)
         ill = sorted({*both[0], *both[1]} - {*well, *prefill})

@@ -15,7 +15,7 @@ from .deployed_replicas import DeployedReplicas
 
 
 def ready(replicas: Sequence[TrackedReplica]) -> list[TrackedReplica]:
-    """Return those that have said where they can be asked to compute prompts."""
+    """Return the replicas that have said where they can be asked to compute prompts."""
     return [each for each in replicas if each.metadata.get("prefill")]
 
 

@@ -87,7 +87,7 @@ class Replica:
             await asyncio.sleep(FOLLOW_SECONDS)
 
     async def introduce(self, _: RoutedCall | None) -> str:
-        """Return the name of this replica, for whoever wants to know who is there."""
+        """Return the name of this replica, for whoever lists the replicas."""
         return str(self._name)
 
     async def answer(self, _: RoutedCall | None, call: HttpCall) -> AsyncIterator[ResponseHead | bytes | ResponseEnd]:
@@ -149,7 +149,7 @@ class Replica:
 
 
 def host_of(address: str) -> str:
-    """Return an address of IP as it stands in front of a port."""
+    """Return an IP address as it is written before a port."""
     return f"[{address}]" if ":" in address else address
 
 

@@ -94,7 +94,7 @@ class FollowedEvents:
             log.warning("%s: requests hit less than its events promised: they are not gone by for a while", self.name)
 
     def close(self) -> None:
-        """Follow no more. The thread ends a little later: a router does not wait for a replica that has gone."""
+        """End the following. The thread ends a little later: a router does not wait for a replica that has ended."""
         self._ending.set()
 
     # ------------------------------------------------------------ the thread
@@ -115,7 +115,7 @@ class FollowedEvents:
             self._follower.close()
 
     def _receive(self) -> None:
-        """Apply what has come. A gap is repaired by ``_catch_up``, without the lock."""
+        """Apply the batches that have arrived. ``_catch_up`` repairs a gap, without the lock."""
         self._follower.receive()
 
     @property

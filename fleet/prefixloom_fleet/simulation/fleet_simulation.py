@@ -201,7 +201,7 @@ class Fleet:
         )
 
     def depths(self, request: RoutingRequest) -> Depths:
-        """Return what is known of a request's prefixes, in tokens by replica."""
+        """Return the known prefixes of a request, in tokens by replica."""
         if self._setup.late is None:
             return {}, {}
         if self._index is None:
@@ -261,7 +261,7 @@ class Fleet:
         return member.replica
 
     def _die(self, place: int) -> None:
-        """Drop a replica with all that it had, and send again what it had not answered."""
+        """Drop a replica with its whole cache, and send again the requests that it had not answered."""
         member = self._members.pop(place)
         member.died, member.due = self.now - (self._first or 0.0), math.inf
         if self._index is not None:

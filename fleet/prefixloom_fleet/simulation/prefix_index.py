@@ -44,7 +44,7 @@ class FollowedCache:
         self._is_new = True
 
     def news(self) -> list[tuple[int, int, bool]]:
-        """Return what has changed since the last call."""
+        """Return the news since the last call."""
         missing = self._journal.missing or self._is_new
         changes = self._journal.take()
         if missing:
@@ -95,11 +95,11 @@ class PrefixIndex:
         """By link, the replicas that have something there, each with its bits."""
 
     def follow(self, number: int, cache: Cache) -> None:
-        """Follow a cache from now on. What it has already is news, too."""
+        """Follow a cache from now on. Its present content is news, too."""
         self._followed[number] = FollowedCache(cache)
 
     def poll(self, number: int, now: float) -> None:
-        """Hear what has happened at a replica until ``now``."""
+        """Note what has happened at a replica until ``now``."""
         if bits := self._followed[number].news():
             self._coming.append(HeardLater(now + self._late, number, bits))
 

@@ -104,7 +104,7 @@ class SimulatedReplica(Replay):
         del self._wanted[active.number]
 
     def _write(self, active: Active, start: int, store: SharedStore) -> None:
-        """Write what was computed from ``start`` on. With states, only the end of a chunk can be resumed at."""
+        """Write the content computed from ``start`` on. With states, one can resume only at the end of a chunk."""
         page, links = self._page, self._watching.links(active)
         end = min(active.launched // page, len(links))
         if self._stateful:

@@ -168,14 +168,14 @@ class EventFollower:
         return self.stream.counts
 
     def poll(self, seconds: float = 0.0) -> bool:
-        """Read what has come, waiting for ``seconds`` at most, and ask for what is missing. Whether anything came."""
+        """Read messages, waiting for ``seconds`` at most, and ask for missing ones. Return whether any arrived."""
         came = self.receive(seconds)
         if self.stream.missing is not None and self._replay is not None:
             self.ask(self.stream.missing)
         return came
 
     def receive(self, seconds: float = 0.0) -> bool:
-        """Read what has come, waiting for ``seconds`` at most, and ask for nothing. Whether anything came."""
+        """Read messages, waiting for ``seconds`` at most, and ask for none. Return whether any arrived."""
         came = False
         while self._sub.poll(0 if came else int(seconds * 1000)):
             read = read_frames(self._sub.recv_multipart())

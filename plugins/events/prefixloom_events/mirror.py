@@ -44,11 +44,11 @@ class Mirror:
         """By component, the tokens of its blocks."""
 
     def apply(self, changes: Iterable[Change]) -> list[KVEvent]:
-        """Follow some changes, and say what is different. The first time, that begins with ``AllBlocksCleared``."""
+        """Follow some changes, and return their events. The first time, these begin with ``AllBlocksCleared``."""
         return self._events(self._pages.apply(changes))
 
     def begin_again(self) -> None:
-        """Forget everything; what is applied next announces all there is."""
+        """Forget everything; the next ``apply`` announces all pages."""
         self._pages.begin_again()
 
     def snapshot(self) -> list[KVEvent]:

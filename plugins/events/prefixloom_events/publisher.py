@@ -178,7 +178,7 @@ class EventPublisher:
         return self._sender.failed
 
     def poll(self) -> None:
-        """Hand on what has changed. It never waits. To be called on the thread that drives the cache."""
+        """Hand on the changes without waiting. To be called on the thread that drives the cache."""
         sender = self._sender
         if sender.handed is not None or self._closed:  # the thread is busy: the journal keeps what comes
             return
@@ -223,7 +223,7 @@ class EventPublisher:
         return False
 
     def close(self, seconds: float = 1.0) -> None:
-        """Send what is still waiting, for ``seconds`` at most, and end. A second call does nothing."""
+        """Send the batches that still wait, for ``seconds`` at most, and end. A second call does nothing."""
         if self._closed:
             return
         self.flush(seconds)
@@ -447,7 +447,7 @@ class _Sender:
             self._send(EventBatch(time.time(), [AllBlocksCleared()], self._rank))
 
     def _announce(self, handed: _Changes) -> None:
-        """Follow what was handed in, and send what is different."""
+        """Follow the changes that were handed in, and send their events."""
         if handed.anew:
             self._base = handed.base
             self._mirror.begin_again()

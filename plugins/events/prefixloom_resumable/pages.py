@@ -122,7 +122,7 @@ class ResumablePages:
 
     # ------------------------------------------------------------ following
     def apply(self, changes: Iterable[Change]) -> Differences:
-        """Follow some changes, and say what is different. The first time, everything before is forgotten."""
+        """Follow some changes, and return the differences. The first time, everything before is forgotten."""
         self._tidy()
         cleared = not self._began
         self._began = True
@@ -144,7 +144,7 @@ class ResumablePages:
         return Differences(cleared, tuple(found))
 
     def begin_again(self) -> None:
-        """Forget everything; what is applied next is all there is. Pages that come again have the names they had."""
+        """Forget everything; the next ``apply`` begins anew. Pages that return have the names they had."""
         self._forget()
         self._began = False
 

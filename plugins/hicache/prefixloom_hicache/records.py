@@ -45,7 +45,7 @@ def checked(key: Key, header: RecordHeader, payload: memoryview) -> Record | Mis
 
 
 def differences(own: Fingerprint, others: Iterable[Fingerprint | None]) -> list[str]:
-    """Say what is different in each other fingerprint, the most alike one first. None stands for unreadable text."""
+    """Say how each other fingerprint differs, the most similar one first. None represents unreadable text."""
     told = ["a fingerprint that cannot be read" if each is None else own.difference(each) for each in others]
     return sorted(told, key=lambda text: text.count(";"))
 

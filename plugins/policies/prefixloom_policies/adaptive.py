@@ -241,7 +241,7 @@ class AdaptiveQueue(Queue):
         self._by_use[cell] = None
 
     def _take(self, cell: EvictableCell, record: CellRecord) -> None:
-        """Take a cell off the line in which it stands."""
+        """Take a cell off its line."""
         line = record.line
         assert line is not None
         line.remove(cell)
@@ -252,7 +252,7 @@ class AdaptiveQueue(Queue):
                 self._filled &= ~(1 << self._position[line])
 
     def _left_alone(self, record: CellRecord, child: CellRecord) -> bool:
-        """Return whether a cell whose last child went stands in the order: only if it was used after its child was."""
+        """Return whether a cell that lost its last child has an order of its own: only if used after the child."""
         visit, below = record.visit, child.visit
         lives = visit is not None and not visit.over
         if below is None or (visit is not None and lives and visit.at > below.at):
@@ -368,7 +368,7 @@ class AdaptiveQueue(Queue):
         line.add(cell)
 
     def _advance(self) -> None:
-        """Move what has grown too old for its range to the next one."""
+        """Move cells that have grown too old for their range to the next range."""
         due, now = self._due, self.ages.now
         while due and due[0][0] <= now:
             _, kind, at = heapq.heappop(due)
@@ -386,7 +386,7 @@ class AdaptiveQueue(Queue):
                 self._filled &= ~(1 << self._position[line])
 
     def _sort(self) -> None:
-        """Put the lines in the order of the index; of equals, the older goes first."""
+        """Order the lines by the index; of equals, evict the older first."""
         index = self.ages.index()
         order = sorted((index[kind][at], -at, kind) for kind in range(KINDS) for at in range(RANGES))
         self._order = [self._lines[kind][-at] for _, at, kind in order]
@@ -394,7 +394,7 @@ class AdaptiveQueue(Queue):
         self._filled = sum(1 << number for number, line in enumerate(self._order) if not line.empty)
 
     def _choose(self) -> EvictableCell | None:
-        """Return the cell to evict next, which still stands in its line; None: there is none."""
+        """Return the cell to evict next, and leave the cell in its line; None: there is none."""
         if self.by_last_use:
             return next(iter(self._by_use), None)
         filled = self._filled

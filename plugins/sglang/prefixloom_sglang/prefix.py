@@ -43,7 +43,7 @@ class Prefix:
             self._leases.pop().release()
 
     def uncover_state(self) -> None:
-        """Protect pages alone from now on, as far as the last ``lock`` goes."""
+        """Protect pages alone from now on, and no state, in the last ``lock``."""
         if self._leases:
             self._leases[-1].uncover_states()
 

@@ -156,7 +156,7 @@ class Books:
 
     # ------------------------------------------------------------ keeping
     def take(self, wanted: Mapping[str, int]) -> dict[str, list[int]]:
-        """Free slots to write to, evicting what is needed least. It may be fewer than wanted, of each by its share."""
+        """Take free slots to write to, evicting first what is needed least. If too few are free, share them out."""
         count = sum(wanted.values())
         if count > len(self.free):
             self._make_room(count)
@@ -176,10 +176,10 @@ class Books:
         return shares
 
     def _make_room(self, count: int) -> None:
-        """Evict until so many slots are free, if so much may go.
+        """Evict until so many slots are free, if so many can be evicted.
 
-        First what no boundary needs. Then the ends of the paths that were used least recently: what belongs to them of
-        windows and states goes with them. Then, or where nothing keeps whole paths, anything.
+        Evict first what no boundary needs. Then evict the ends of the paths that were used least recently, with their
+        windows and states. Last, or if no component keeps whole paths, evict anything.
         """
         for names, unneeded in (
             (self._pages, True),
@@ -283,7 +283,7 @@ class Books:
         return Fetching(sequence, sequence.restore())
 
     def fetched(self, fetching: Fetching) -> None:
-        """End a fetch: what it brought is in the cache."""
+        """End a fetch, whose content is in the cache."""
         self._fetches -= 1
         self.gains += 1
         fetching.sequence.abort()

@@ -232,7 +232,7 @@ class HostEvents:
     def _compare(
         self, group: Group, looks: Sequence[Look], anew: bool, removed: list[Any], stored: list[Any]
     ) -> Counter[bytes]:
-        """Make the events of what is different of one group. Returns by how many blocks more each hash has now.
+        """Make the events of one group's differences. Return by how many blocks more each hash has now.
 
         ``anew``: these are all the pages that there are, and the result counts from 0.
         """

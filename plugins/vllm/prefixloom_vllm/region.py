@@ -198,7 +198,7 @@ def _reserve(file: int, path: Path, size: int) -> None:
 
 
 def _sweep(own: Path) -> None:
-    """Remove what engines of this user left that are gone."""
+    """Remove the memory that engines of this user left when they ended."""
     for path in own.parent.glob(f"{PREFIX}{os.getuid()}-*"):
         with contextlib.suppress(OSError):
             file = os.open(path, os.O_RDWR | os.O_CLOEXEC)

@@ -148,7 +148,7 @@ class SchedulerSide:
 
     # ------------------------------------------------------------ requests
     def add(self, request: Any) -> Tracked | None:
-        """Begin to follow a request. None: nothing of it can be kept, since its tokens do not say what it is."""
+        """Begin to follow a request. None: nothing of it can be kept, since its tokens do not name its content."""
         tracked = self.tracked.get(request.request_id)
         if tracked is not None and tracked.request is not request:  # an id may come again while copies go on
             del self.tracked[request.request_id]

@@ -131,7 +131,7 @@ class WorkerSide:
                     raise AssertionError(f"copy {copy.number} of group {index} has {what} {numbers}, of {end}")
 
     def close(self) -> None:
-        """Finish what is under way."""
+        """Finish the copies under way."""
         for copier in (self._loader, self._storer):
             if copier is not None:
                 copier.close()

@@ -274,7 +274,7 @@ class FileBackend:
             return tuple(self._put(record, gone) for record in records)
 
     def _gone(self) -> str:
-        """Say why what is written now would not be found again; "" if it would."""
+        """Say why files written now would not be found again; "" if they would."""
         try:
             self._directory.check()
         except OSError as error:

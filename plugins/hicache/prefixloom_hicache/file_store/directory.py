@@ -121,7 +121,7 @@ class Directory:
         return self._lock is not None
 
     def check(self) -> None:
-        """Raise ``OSError`` if what is written now would not be found again under the path of the store."""
+        """Raise ``OSError`` if files written now would not be found again under the path of the store."""
         what = ""
         try:
             if not os.path.samestat(self._found, self._disk.find(self._place)):

@@ -35,7 +35,7 @@ class Disk:
         return os.listdir(directory)
 
     def find(self, name: str, directory: int | None = None) -> os.stat_result:
-        """Say what stands under a name of the directory, or under a whole path."""
+        """Return the status of a name in the directory, or of a whole path."""
         return os.stat(name, dir_fd=directory, follow_symlinks=directory is None)
 
     def stat(self, file: int) -> os.stat_result:

@@ -160,10 +160,10 @@ class ServerStore:
             )
 
     def _put(self, records: Sequence[tuple[str, Record]], answers: dict[str, Stored | Refused]) -> None:
-        """Write those of some records that the server does not have.
+        """Write the records that the server does not have.
 
-        Which those are is asked only while many of the last ones were there. A question takes as long as a small write,
-        and what is written twice stays as it is.
+        Ask the server first only while it had many of the last records. A question takes as long as a small write, and
+        a record that is written twice stays as it is.
         """
         there: Sequence[bool] | Exception = [False] * len(records)
         if self._asks_first:
@@ -254,7 +254,7 @@ class ServerStore:
 
     # ------------------------------------------------------------ fingerprints in full
     def _note(self, fingerprints: set[Fingerprint]) -> Exception | None:
-        """Keep fingerprints in full on the server, so that others can say what is different. The error, if it fails."""
+        """Keep fingerprints in full on the server, so that others can explain misses. Return the error, if any."""
         now = time.monotonic()
         for each in fingerprints:
             if self._noted.get(each.digest, -NOTED_FOR) + NOTED_FOR > now:
