@@ -33,7 +33,7 @@ class Detokenizer(Protocol):
         """Return the text that this token completes; it may be empty, since a character may have several tokens."""
 
     def end(self) -> str:
-        """Return what is left."""
+        """Return the rest of the text."""
 
 
 class Tokenizer(Protocol):

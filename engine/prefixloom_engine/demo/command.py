@@ -24,7 +24,7 @@ __all__ = ["add_arguments", "run"]
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the conversations and print the results. Returns 1 if the cache changed anything, else 0."""
+    """Run the conversations and print the results. Return 1 if the cache changed anything, else 0."""
     settings = read_settings(args)
     with warnings.catch_warnings():  # torch warns where numpy is missing, and the demo does not need it
         warnings.filterwarnings("ignore", "Failed to initialize NumPy")

@@ -103,7 +103,7 @@ class NixlMover:
         return NixlLanding(self, handle, peer, at, size)
 
     def _read(self, ticket: bytes, at: int, size: int) -> tuple[bytes, Any]:
-        """Begin to read. Returns the metadata of the other process, and NIXL's handle."""
+        """Begin to read. Return the metadata of the other process, and NIXL's handle."""
         (length,) = METADATA_LENGTH.unpack_from(ticket)
         metadata = ticket[METADATA_LENGTH.size : METADATA_LENGTH.size + length]
         if metadata not in self._peers:

@@ -199,7 +199,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Ask a running server, and print its answer. Returns 1 if it refuses."""
+    """Ask a running server, and print its answer. Return 1 if the server refuses."""
     method, path, _ = ACTIONS[args.action]
     body = None
     if args.action == "drop":

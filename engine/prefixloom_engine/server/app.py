@@ -195,7 +195,7 @@ class Server:
 
     # ------------------------------------------------------------ answering
     def answering(self, kind: type[Form]) -> Callable[[Request], Awaitable[Response]]:
-        """Return what answers the requests at an endpoint."""
+        """Return a function that answers the requests at an endpoint."""
 
         async def answer(request: Request) -> Response:
             tenant = self.tenant(request)

@@ -221,7 +221,7 @@ def prefill_addresses(args: argparse.Namespace) -> list[str] | None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until a signal comes. Returns 1 if the engine failed."""
+    """Serve until a signal comes. Return 1 if the engine failed."""
     settings = settings_of(args)
     try:
         import pydantic  # noqa: F401
@@ -442,7 +442,7 @@ def _allow_many_files() -> None:
 
 
 def observer_named(name: str) -> Callable[..., Any]:
-    """Return what makes an observer of a cache, from the package that is installed for it."""
+    """Return the maker of observers of a cache, from the package that is installed for this name."""
     for point in importlib.metadata.entry_points(group=OBSERVERS, name=name):
         try:
             make: Callable[..., Any] = point.load()
@@ -471,7 +471,7 @@ def model_of(args: argparse.Namespace) -> tuple[Model, str]:
 
 
 def text_of(args: argparse.Namespace, *, images: bool) -> Callable[[], Tokenizer]:
-    """Return what makes the tokenizer of a model. ``images``: with the processor of its images, if it takes any."""
+    """Return the maker of a model's tokenizer. ``images``: with the processor of its images, if it takes any."""
     if args.model is None:
         from ..threeway.text import ByteTokenizer
 

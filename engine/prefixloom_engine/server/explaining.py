@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the explanation. Returns 1 if the server refuses."""
+    """Print the explanation. Return 1 if the server refuses."""
     text = _text(args.prompt)
     body = {"cache_salt": args.salt, "namespace": args.namespace}
     body |= {"messages": [{"role": "user", "content": text}]} if args.chat else {"prompt": text}

@@ -239,7 +239,7 @@ def without_others(told: Explanation) -> Explanation:
 
 
 def by_query(request: Request) -> bytes:
-    """Return what a GET asks, as a body."""
+    """Return the query of a GET as a body."""
     names = ("model", "prompt", "cache_salt", "namespace")
     return json.dumps({name: request.query_params[name] for name in names if name in request.query_params}).encode()
 

@@ -55,7 +55,7 @@ class Telemetry:
         worker.observe(self.ended, account=False)
 
     def close(self) -> None:
-        """Send what waits."""
+        """Send the spans that wait."""
         self._provider.shutdown()
 
     def around(self, app: ASGIApp) -> ASGIApp:
@@ -128,7 +128,7 @@ class Telemetry:
 
 
 def batches_to(endpoint: str) -> SpanProcessor:
-    """Return what sends spans to a collector, in batches and on a thread of its own.
+    """Return a processor that sends spans to a collector, in batches and on a thread of its own.
 
     ``endpoint``: such as http://127.0.0.1:4318, or empty for what the variables OTEL_EXPORTER_OTLP_... say.
     """

@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Show the figures until Ctrl-C. Returns 1 if the server refuses."""
+    """Show the figures until Ctrl-C. Return 1 if the server refuses."""
     try:
         from rich.console import Console
         from rich.live import Live

@@ -203,7 +203,7 @@ class Engine:
         return [] if media is None else list(media.extra)
 
     def _media(self, request: Request) -> Media | None:
-        """Return what a request's prompt carries beside its tokens."""
+        """Return the media that a request's prompt carries beside its tokens."""
         if not request.inputs:
             return None
         name = request.label or "a request"
@@ -536,7 +536,7 @@ class Engine:
 
 
 def facts_of(rows: Iterable[PlannedRow], number: int, planned: float) -> StepFacts:
-    """Return what observers learn of a step that was just launched."""
+    """Return the facts for observers of a step that was just launched."""
     chunks, decoded, drafted = [], 0, 0
     for row in rows:
         if row.prefill:

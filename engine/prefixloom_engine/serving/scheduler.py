@@ -120,7 +120,7 @@ class Scheduler:
 
     # ------------------------------------------------------------ planning
     def plan(self) -> list[PlannedRow]:
-        """Plan the next step. Returns no rows if nothing can be launched before a result is read."""
+        """Plan the next step. Return no rows if nothing can be launched before a result is read."""
         planned: dict[int, PlannedRow] = {}
         for job in self.fetching:
             if job.restoring is not None and job.restoring.over:

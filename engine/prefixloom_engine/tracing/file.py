@@ -66,7 +66,7 @@ class TraceFile:
             self._waiting.append((making, arguments))
 
     def close(self, seconds: float = 10.0) -> None:
-        """Write what waits, for at most so many seconds. A second call does nothing."""
+        """Write the entries that wait, for at most so many seconds. A second call does nothing."""
         self._ending.set()
         self._thread.join(seconds)
 

@@ -57,7 +57,7 @@ class Trace(Observer):
         return self._file.dropped + self._missing
 
     def close(self) -> None:
-        """Write what waits, and end the file. Close the engine before. A second call does nothing."""
+        """Write the entries that wait, and end the file. Close the engine before. A second call does nothing."""
         self.closed()
         self._file.close()
 

@@ -88,7 +88,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Simulate each number of replicas with each policy. Returns 130 if it was interrupted, after what is done."""
+    """Simulate each number of replicas with each policy. Return 130 after an interrupt, and print what is done."""
     asked = _asked(args)
     done: dict[int, FleetOutcome] = {}
     bar = CountBar(len(asked), "fleets")

@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a line for each replica. Returns 1 if the front refuses."""
+    """Print a line for each replica. Return 1 if the front refuses."""
     try:
         told = ask(args, "GET", "/fleet")
     except ServerRefused as error:

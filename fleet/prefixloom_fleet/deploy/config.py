@@ -102,7 +102,7 @@ def listening(role: Role, events: bool, host: str = "127.0.0.1") -> list[str]:
 
 
 def server_settings(options: list[str], table: str = "[server]") -> ServeSettings:
-    """Return what ``prefixloom serve`` makes of these options."""
+    """Return the settings that ``prefixloom serve`` makes of these options."""
     parser = OptionParser(prog=table, add_help=False, allow_abbrev=False)
     add_arguments(parser)
     try:

@@ -41,7 +41,7 @@ class FrontFigures:
 
 
 def gauges_of(known: Iterable[TrackedReplica], ranks: Mapping[str, str]) -> Iterable[Metric]:
-    """Return what a router knows of each replica."""
+    """Return gauges of the figures that a router knows of each replica."""
     running = GaugeMetricFamily("prefixloom:fleet_running", "requests under way at a replica", labels=["replica"])
     ahead = GaugeMetricFamily("prefixloom:fleet_tokens_ahead", "tokens of prompts to be computed", labels=["replica"])
     heard = GaugeMetricFamily("prefixloom:fleet_events_used", "1: its events are gone by", labels=["replica"])

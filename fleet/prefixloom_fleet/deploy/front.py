@@ -281,7 +281,7 @@ class Front:
         return JSONResponse({"policy": self._config.policy, "requests": outcomes, "replicas": rows})
 
     def _replicas_known(self) -> Sequence[TrackedReplica]:
-        """Return what the routers know."""
+        """Return the replicas that the routers know."""
         return [*self._known.known(), *([] if self._prefill_router is None else self._prefill_router.replicas.known())]
 
     # ------------------------------------------------------------ counting
@@ -301,7 +301,7 @@ async def broadcast(handle: DeploymentHandle[Any] | None, call: HttpCall) -> dic
 
 
 def rank_of(known: TrackedReplica) -> str:
-    """Return what a replica is called in metrics, and so is the one that takes its place."""
+    """Return the name of a replica in metrics, which the replica that takes its place has, too."""
     rank = str(known.stats["rank"])
     return f"prefill-{rank}" if known.metadata.get("role") == "prefill" else rank
 

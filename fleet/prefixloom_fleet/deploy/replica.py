@@ -113,7 +113,7 @@ class Replica:
             raise PrefixloomError(f"the engine has failed: {error}")
 
     def record_replica_metadata(self) -> dict[str, Any]:
-        """Return what does not change while the replica lives."""
+        """Return the facts that do not change while the replica lives."""
         publisher = self._made.publisher
         return {
             "pid": os.getpid(),

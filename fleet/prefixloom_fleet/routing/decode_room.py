@@ -43,7 +43,7 @@ class DecodeRoom:
 
 
 def room_after(request: RoutingRequest, replica: ReplicaView) -> float:
-    """Return what the scarcest component has left of its pool, and what the part of the prompt counts that is there."""
+    """Return the room left in the scarcest component's pool, and what the cached part of the prompt counts."""
     free, needs = replica.free, replica.needs(request)
     left = min((free.get(name, 1.0) - needs.get(name, 0.0) for name in {**free, **needs}), default=1.0)
     return left + KEPT * min(replica.resumable(request), request.count) / max(request.count, 1)

@@ -187,7 +187,7 @@ class EventFollower:
         return came
 
     def catch_up(self, seconds: float = 5.0) -> bool:
-        """Ask for all batches from the next one on, as who has just subscribed does. Whether it was answered."""
+        """Ask for all batches from the next one on, as a new subscriber does. Return whether it was answered."""
         return self.ask(self.stream.expected, seconds)
 
     def ask(self, number: int, seconds: float = 5.0) -> bool:

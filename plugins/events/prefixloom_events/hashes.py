@@ -29,7 +29,7 @@ def root_digest(label: PageLabel, chain: PageChain) -> bytes:
 
 
 def salt_digest(label: PageLabel) -> str | None:
-    """Return what events say in place of a salt, which is a secret of who uses it. A router asks for the same."""
+    """Return the digest that events and routers say in place of a salt, which is a secret of its users."""
     if not label.salt:
         return None
     said = json.dumps([label.salt, label.lora_name]).encode()

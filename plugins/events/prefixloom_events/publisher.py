@@ -212,7 +212,7 @@ class EventPublisher:
         return "" if identity is None else identity.namespace()
 
     def flush(self, seconds: float = 5.0) -> bool:
-        """Wait until all that has changed was sent, for tests and tools. Whether it was."""
+        """Wait until all changes were sent, for tests and tools. Return whether they were."""
         until = time.monotonic() + seconds
         while time.monotonic() < until and not self._closed:
             self.poll()

@@ -146,7 +146,7 @@ def written(result: ReadBody | ApiError | None) -> bytes:
 
 
 def unwritten(data: bytes) -> ReadBody | None:
-    """Return what ``written`` was given. ``ApiError``: it was an error."""
+    """Return the body that ``written`` was given. ``ApiError``: it was an error."""
     told = Plain(io.BytesIO(data)).load()
     if told is None:
         return None
