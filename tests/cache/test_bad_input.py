@@ -106,6 +106,20 @@ def test_evict_takes_numbers_of_components_that_exist(need: Any) -> None:
         cache.evict(need)
 
 
+def test_a_plan_is_opened_as_it_is_and_tells_neither_candidates_nor_pages_once_stale() -> None:
+    cache = mixed()
+    serve(cache, TOKENS, chunk=20)
+    plan = cache.match(TOKENS)
+    assert plan.candidates() == ((0, 0), (20, 20), (40, 40))
+    for more in ({"namespace": "a"}, {"leave": 1}, {"extra": [(0, 1, "cat")]}):
+        with pytest.raises(InputError, match="a plan has its namespace, leave and extra already"):
+            cache.open(plan, **more)  # type: ignore[arg-type]
+    cache.evict({"state": 1})
+    for tell in (plan.candidates, lambda: plan.pages("path")):
+        with pytest.raises(ProtocolError, match="this plan is stale"):
+            tell()
+
+
 def test_names_of_components_are_checked() -> None:
     cache = path_cache()
     serve(cache, TOKENS)

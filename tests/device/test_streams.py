@@ -319,3 +319,13 @@ def test_a_failure_that_was_forgotten_counts_for_work_that_began_before_it_alone
         stream.advance()
     assert isinstance(stream.failure(0, 1), ZeroDivisionError), "it was the first of them"
     assert stream.failure(1, 1) is None, "the work began when that was over"
+
+
+def test_a_stream_that_keeps_failing_does_not_keep_every_failure() -> None:
+    (stream,) = Simulation("a").streams
+    for _ in range(200):
+        stream.run(lambda: 1 // 0)
+    while stream.ready:
+        stream.advance()
+    assert len(stream.failures) < 100
+    assert isinstance(stream.failure(0, 200), ZeroDivisionError)

@@ -210,6 +210,19 @@ def test_extra_keys_that_nothing_uses_are_forgotten_and_the_others_hit() -> None
     assert len(kept) == 64
 
 
+def test_extra_keys_of_appended_tokens_are_forgotten_too_but_not_those_of_a_running_sequence() -> None:
+    cache = path_cache(tokens=64)
+    running = cache.open([1, 2], extra=[(0, 2, "sun")])
+    for number in range(2000):
+        with cache.open([1, 2]) as sequence:
+            sequence.append([9] * 6, extra=[(0, 6, number)])
+    assert len(extra_numbers(cache)) <= 3 * 1024
+    running.append([3, 4])
+    run(running, 4)
+    running.close()
+    assert cache.peek([1, 2, 3, 4], extra=[(0, 2, "sun")]) == 4
+
+
 def test_numbers_that_are_in_use_are_looked_at_again_when_there_are_twice_as_many() -> None:
     maker = KeyMaker(0)
     numbers = {*struct.unpack("<2000i", maker.name(encode(range(2000)).keyed([(0, 2000, "cat")])))}

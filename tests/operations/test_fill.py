@@ -100,6 +100,19 @@ def test_a_state_that_layers_may_write_is_not_handed_to_the_tree(debug: bool) ->
     settle(cache)
 
 
+def test_between_fill_and_commit_a_state_cannot_be_rewound() -> None:
+    cache = cache_of(part("path", Path()), part("state", Point(), max_rewind=3), max_rewind=3, slots=12)
+    with cache.open(TOKENS) as sequence:
+        sequence.grow(12)
+        sequence.rewind(4)  # nobody may have written it yet
+        sequence.fill()
+        with pytest.raises(ProtocolError, match="layers may have written the state of component 'state'"):
+            sequence.rewind(4)
+        assert sequence.reserved == 8
+        sequence.commit()
+    settle(cache)
+
+
 class Adding(Component):
     @hookimpl
     def deferred_forward_ops(self, batch: Any) -> Any:
