@@ -126,9 +126,37 @@ BUDGET: dict[str, int] = {
     "plugins/hicache": 2_560,
     "plugins/policies": 870,
 }
-"""The most lines of a room of the library (0090). A change that needs more says so here, and why in its message."""
+"""The most lines of a room of the library (# 0090). A change that needs more says so here, and why in its message."""
+AROUND: dict[str, int] = {
+    "core/prefixloom/testing": 11_530,
+    "core/prefixloom/lab": 4_910,
+    "plugins/events": 2_230,
+    "plugins/sglang": 1_640,
+    "plugins/vllm": 2_570,
+    "engine/prefixloom_engine/contract": 930,
+    "engine/prefixloom_engine/forward": 780,
+    "engine/prefixloom_engine/serving": 1_740,
+    "engine/prefixloom_engine/disaggregation": 2_220,
+    "engine/prefixloom_engine/hf": 3_080,
+    "engine/prefixloom_engine/server": 3_840,
+    "engine/prefixloom_engine/tracing": 380,
+    "engine/prefixloom_engine/threeway": 570,
+    "engine/prefixloom_engine/demo": 910,
+    "fleet/prefixloom_fleet/commands": 350,
+    "fleet/prefixloom_fleet/deploy": 1_490,
+    "fleet/prefixloom_fleet/knowledge": 370,
+    "fleet/prefixloom_fleet/routing": 490,
+    "fleet/prefixloom_fleet/simulation": 1_230,
+    "bench": 6_500,
+}
+"""The most lines of each room around the library."""
 MOST_ANY = 281
 """Uses of ``Any`` in the library: a type that nobody has found yet."""
+NO_VERB = re.compile(
+    r"(The|An?|What|Whether|Who|How|By|Of|One|All|Where|Some|Those|Each|As|In|If|For|It|So|At|With|Everything|Somebody|"
+    r"Every|Nobody|Which|This|These|None|Nothing|Not?|Both|Two|Only|From|Here|When|Also|On|To|Their|Its|That|There)\b"
+)
+"""The words with which the docstring of a function does not begin."""
 FACES = {"__init__", "__main__", "conformance", "suites", "pytest_plugin", "pytest_suite", "adapter"}
 """Files beside the rooms, which hand names on: they stand above all rooms of their package."""
 
@@ -331,11 +359,11 @@ def sources(room: str) -> list[str]:
     return [path.read_text() for path in (ROOT / room).rglob("*.py") if "tests" not in path.relative_to(ROOT).parts]
 
 
-@pytest.mark.parametrize("room", BUDGET)
+@pytest.mark.parametrize("room", [*BUDGET, *AROUND])
 def test_a_room_keeps_to_its_budget_of_lines(room: str) -> None:
-    lines = sum(source.count("\n") for source in sources(room))
-    assert lines <= BUDGET[room], f"{room} has {lines} lines: redesign it, or say why it needs more"
-    assert lines > BUDGET[room] - 150, f"{room} has {lines} lines: lower its budget"
+    lines, most = sum(source.count("\n") for source in sources(room)), {**BUDGET, **AROUND}[room]
+    assert lines <= most, f"{room} has {lines} lines: redesign it, or say why it needs more"
+    assert lines > most - 150, f"{room} has {lines} lines: lower its budget"
 
 
 def test_every_room_of_the_library_has_a_budget() -> None:
@@ -345,6 +373,37 @@ def test_every_room_of_the_library_has_a_budget() -> None:
 
 def test_the_library_has_few_uses_of_any() -> None:
     assert sum(len(re.findall(r"\bAny\b", source)) for room in BUDGET for source in sources(room)) <= MOST_ANY
+
+
+def without_a_verb(source: str) -> Iterator[str]:
+    """Yield the functions whose docstring begins with no verb, as far as its first word tells."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            text = ast.get_docstring(node) or ""
+            marks = {getattr(mark, "id", getattr(mark, "attr", "")) for mark in node.decorator_list}
+            if NO_VERB.match(text) and not marks & {"property", "cached_property", "setter"}:
+                yield node.name
+
+
+def test_docstring_of_a_function_begins_with_a_verb() -> None:
+    found = {}
+    for room in (*BUDGET, *AROUND):
+        if room != "core/prefixloom/testing":  # the docstring of a law says what holds
+            names = [name for source in sources(room) for name in without_a_verb(source)]
+            found.update({room: names} if names else {})
+    assert found == {}
+
+
+@pytest.mark.parametrize(
+    ("source", "seen"),
+    [
+        ('def f(): "Whether it is so."', True),
+        ('def f(): "Return it."', False),
+        ('@property\ndef f(): "The end."', False),
+    ],
+)
+def test_the_rule_sees_a_docstring_without_a_verb(source: str, seen: bool) -> None:
+    assert bool(list(without_a_verb(source))) is seen
 
 
 @pytest.mark.parametrize(
