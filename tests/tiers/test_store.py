@@ -13,7 +13,7 @@ from prefixloom import Buffer, Component, CompositionError, Manifest, Path, Poin
 from prefixloom.testing.inside.backdoor import tier_lanes
 from prefixloom_hicache import FileBackend, HostTier, MemoryBackend
 from tests.support.helpers import part, settle
-from tests.support.stores import TOKENS, behind, composed, idle, parts, read_back, restored, stocked
+from tests.support.stores import TOKENS, behind, composed, idle, parts, read_back, restored, stocked, until
 from tests.support.tiers import compute, restorable, serve
 
 SETS = {
@@ -171,6 +171,21 @@ def test_a_split_and_a_drop_while_the_store_still_reads(monkeypatch: pytest.Monk
     assert [lane.leased for lane in tier_lanes(cache)] == [0, 0]
     assert cache.stats().tier.cached == {"path": 0, "state": 0}  # type: ignore[union-attr]
     settle(cache)
+
+
+def test_a_flush_while_a_prompt_is_fetched_ends_its_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, held = stocked(), threading.Event()
+    cache, _ = composed(store=store)
+    get = store.get
+    monkeypatch.setattr(store, "get", lambda *given: (held.wait(10), get(*given))[1])
+    told = (sequence := cache.open([*TOKENS, 1])).restore()
+    until(cache, lambda: any(fetch.calls for fetch in behind(cache).reads.fetches))
+    cache.flush()
+    assert told.over
+    held.set()
+    until(cache, lambda: not behind(cache).reads.fetches)
+    assert told.ready == 0 and not sequence.open
+    assert cache.stats().tier.cached == dict.fromkeys(("path", "window", "point"), 0)  # type: ignore[union-attr]
 
 
 def test_a_flush_while_the_store_still_reads_stores_nothing_wrong(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -361,6 +361,22 @@ def test_a_restore_that_cannot_fit_does_not_try_page_by_page(monkeypatch: pytest
     settle(cache)
 
 
+def test_a_load_that_fails_after_its_sources_went_takes_nothing_else() -> None:
+    cache = tiered(part("path", Path()), part("state", Point()))
+    serve(cache, range(40), namespace="a")
+    cache.evict({"path": 1000, "state": 8})
+    simulation = simulated(cache)
+    with copies_by(broken):
+        sequence = cache.open(range(44), namespace="a")
+        assert sequence.restore().ready == 40
+        cache.drop_namespace("a")
+        simulation.drain()
+        cache.poll()
+    assert sequence.failed is not None and cache.stats().tier.failed == 1  # type: ignore[union-attr]
+    serve(cache, range(40), namespace="a")
+    settle(cache)
+
+
 def test_of_a_load_that_fails_without_a_copy_no_other_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     """The device has all of it since another sequence computed it, and there is no lower boundary to resume at."""
     cache = tiered(part("path", Path()), write="through")
