@@ -385,6 +385,7 @@ def test_adapters_find_their_own(way: Way, peft: Any, model: Any) -> None:
         (lambda: layer.set_scale("a", 0.1), 0),
         (lambda: layer.set_scale("a", 1.0), 64),
         (lambda: layer.lora_B["a"].weight.data.mul_(3), 0),
+        (lambda: layer.lora_B["b"].weight.data.mul_(3), 64),  # which is not active
     ):
         choose()
         check(hit)
