@@ -95,6 +95,8 @@ def test_what_takes_too_long_or_is_too_large_ends_with_an_error() -> None:
     with serving(limits=Limits(body=2000, body_seconds=0.3, seconds=0.2)) as server, server.client() as client:
         late = client.post("/v1/completions", json=ask("a", 1500))
         assert (late.status_code, late.json()["error"]["code"]) == (504, "timeout")
+        eventually(lambda: server.server.worker.load == 0)
+        assert server.server.worker.engine.counts.decoded < 1400, "its answer was aborted"
         streamed = client.post("/v1/completions", json=ask("a", 1500, stream=True)).text
         assert '"code":"timeout"' in streamed and "[DONE]" not in streamed
         assert client.post("/v1/completions", json=ask("a" * 3000, 4)).status_code == 413
