@@ -10,6 +10,7 @@ import pytest
 from prefixloom import Cache, Claim, Component, NodeView, Path, Point, Reach, Sinks, Tier, Window, hookimpl
 from prefixloom.contract.policy import BUILT_IN
 from prefixloom.testing.schedules.simulated import Simulation
+from prefixloom.tree import paged_reach
 from tests.support.helpers import cache_of, held, part, run, serve, settle
 
 A, B, C, D = ([name] * 64 for name in (1, 2, 3, 4))
@@ -73,8 +74,11 @@ class Near(Reach):
     """A window in plain Python, with no closed form."""
 
     unit = "page"
+    raises = False
 
     def needs(self, n: int) -> tuple[tuple[int, int], ...]:
+        if self.raises:
+            raise ArithmeticError("not now")
         return ((max(0, n - 4), n),) if n else ()
 
     def until(self, position: int) -> float:
@@ -120,6 +124,48 @@ def test_what_a_later_end_of_its_path_has_passed_goes_first(reach: Reach, served
     for _ in range(evicted):
         cache.evict({"end": 1})
     assert [held(cache, [*prompt, 7]) for prompt, _ in left] == [length for _, length in left]
+    settle(cache)
+
+
+def test_an_answer_stays_where_another_component_has_nothing_at_its_prompts_end() -> None:
+    """No step ends where the prompt does, so that there is no state, and the window there is of no use."""
+    cache = cache_of(part("path", Path()), part("near", Window(4)), part("state", Point()), tokens=4096)
+    with cache.open(A[:32]) as sequence:
+        sequence.append(A[32:])
+        for count in (24, 24, 16):
+            run(sequence, count)
+            sequence.publish()
+    cache.evict({"near": 4096}, unneeded=True)
+    for _ in range(2):
+        cache.evict({"near": 1})
+    assert held(cache, [*A, 7]) == 64
+
+
+@pytest.mark.parametrize("named", [0, 3, 8])
+def test_what_follows_a_much_shorter_prompt_is_no_answer(named: int) -> None:
+    cache = cache_of(part("path", Path()), part("near", Window(4)), tokens=4096)
+    serve(cache, B)
+    with cache.open(A[:named]) as sequence:
+        sequence.append(A[named:])
+        for _ in range(4):
+            run(sequence, 16)
+            sequence.publish()
+    cache.evict({"near": 4096}, unneeded=True)
+    for _ in range(4):  # three ends of steps, and what was used longest ago
+        cache.evict({"near": 1})
+    assert [held(cache, [*prompt, 7]) for prompt in (A, B)] == [64, 0]
+
+
+def test_an_eviction_asks_no_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paged_reach, "MOST", 0)  # nothing that it said is remembered for long
+    near = Near()
+    cache = cache_of(part("path", Path()), part("near", near), tokens=4096)
+    serve(cache, A, chunk=16)
+    lease = cache.lease(cache.match(A[:33]))
+    near.raises = True
+    assert cache.evict({"near": 64})["near"] > 0
+    near.raises = False
+    lease.release()
     settle(cache)
 
 

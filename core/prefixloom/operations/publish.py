@@ -35,7 +35,7 @@ from ..tree.holdings import Track
 from ..tree.lane import Lane
 from ..tree.paged_reach import Pages, pages_of
 from ..tree.partial_lane import PartialLane
-from ..tree.radix import Node, path_up, prioritize
+from ..tree.radix import Node, climb, path_up, prioritize
 from ..tree.state_lane import CodedLane, StateLane
 from .lease import ask_receipts, move_anchor
 from .ops import run_apart, slot_to_keep
@@ -197,8 +197,8 @@ def _hand_over(core: Core, running: Running, upto: int, end: int) -> None:
     if running.work is not None and not running.work.over:
         unwritten = [(lane, set(lane.own_slots(holding))) for lane, holding in running.pairs]
     try:
-        for partial, spans in kept.items():
-            partial.hold_back(held[partial.index], running.node.end, upto, spans)
+        for keeping, spans in kept.items():
+            keeping.hold_back(held[keeping.index], running.node.end, upto, spans)
         for lane in shape.in_order:
             i = lane.index
             if lane in giving:
@@ -209,9 +209,10 @@ def _hand_over(core: Core, running: Running, upto: int, end: int) -> None:
                 lane.close(held[i])
             else:
                 covers[i] = lane.follow(run, held[i], covers[i], receipts[i])
-        prompt = running.prompt_end if shape.passing_lanes else 0
-        for lane in shape.passing_lanes:
-            lane.pass_above(run, prompt)
+        if shape.passing_lanes:
+            boundary = _spared(core, running, run[-1])
+            for lane in shape.passing_lanes:
+                lane.pass_above(run, boundary, partial(_resumed, core))
         if ends:
             running.held = running.covers = []
         move_anchor(core, running, run[-1])
@@ -230,6 +231,33 @@ def _hand_over(core: Core, running: Running, upto: int, end: int) -> None:
         core.watcher.published(run)
     if core.below is not None:
         core.below.published(run)
+
+
+def _spared(core: Core, running: Running, node: Node) -> int:
+    """Return the end of the prompt of ``running``, or that of ``node``: what is behind it counts as passed (# 0111).
+
+    It is the former if the answer is no longer than the prompt, and all components can resume there.
+    """
+    prompt = running.prompt_end
+    if not node.end <= 2 * prompt < 2 * node.end or node.children:
+        return node.end
+    if running.spares < 0:
+        above = climb(node, prompt)
+        if above.end == prompt:  # it was an end once, and had all that resuming there needs
+            running.spares = int(all(lane.cell(above) is not None for lane in core.shape.lanes))
+        else:
+            running.spares = int(not core.shape.state_lanes and _resumed(core, above, prompt) == prompt)
+    return prompt if running.spares else node.end
+
+
+def _resumed(core: Core, node: Node, boundary: int) -> int:
+    """Return the deepest boundary up to ``boundary``, in the edge of ``node``, at which all components can resume."""
+    before = -1
+    while boundary != before:
+        before = boundary
+        for lane in core.shape.lanes:
+            node, boundary = lane.residency.deepest(node, boundary)
+    return boundary
 
 
 def _renew_states(core: Core, running: Running) -> None:

@@ -295,8 +295,9 @@ class Running(Hold):
     """
 
     __slots__ = (
-        "_core", "branch", "claimed_ops", "committed", "fills", "held", "high", "looks", "lost", "match", "names",
-        "namespace", "priority", "published", "reached", "ready", "reserved", "row", "steps", "until",
+        "_core", "branch", "claimed_ops", "committed", "fills", "held", "high", "looks", "lost", "match",
+        "names", "namespace", "priority", "published", "reached", "ready", "reserved", "row", "spares", "steps",
+        "until",
     )  # fmt: skip
 
     held: list[Any]
@@ -314,6 +315,8 @@ class Running(Hold):
     """A step that failed may have written half of its running states."""
     row: int
     """Its row in the page tables that kernels read; -1: none yet."""
+    spares: int
+    """Whether its prompt's end could be resumed at when it published more: 1 or 0; -1: it has not."""
     steps: list[Row]
     """Its rows of the target steps whose blocks are open. Each begins where the one before ends."""
     until: float
@@ -338,6 +341,7 @@ class Running(Hold):
         self.namespace = match.namespace
         self.branch = match.branch
         self.match = match
+        self.spares = -1
         self.ready = self.reserved = self.committed = self.published = self.high = match.ready
         lookahead = core.shape.lookahead
         self.looks = Lookahead(lookahead, match.ready, self.names.count) if lookahead else None

@@ -270,7 +270,8 @@ def _copy_up(filling: Filling, running: Running) -> set[Lane]:
     for mine in filling.moving:
         restored = sorted([node for node, _ in mine.at], key=lambda node: node.end)
         mine.lane.device.line_up(restored)
-        mine.lane.device.pass_above(restored, restored[-1].end)
+        if mine.lane.unit == "boundary":
+            mine.lane.device.pass_above(restored, restored[-1].end)
     copies.follow(work, [each for mine in filling.moving for each in mine.sources])
     if core.watcher is not None:
         core.watcher.published(filling.nodes)

@@ -123,7 +123,7 @@ class Lane(Cells[K], Generic[K, C, H]):
             if cell is not None and cell.next is None and self.uncovered(cell):
                 self.enter(cell)
 
-    def pass_above(self, run: list[Node], prompt: int) -> None:
+    def pass_above(self, run: list[Node], boundary: int, resumes: Any = None) -> None:
         """Note that prompts can be resumed at the end of ``run``: see ``passing``."""
 
     def close(self, holding: H) -> None:

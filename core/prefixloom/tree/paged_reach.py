@@ -50,7 +50,7 @@ class PagedReach:
     """
 
     __slots__ = (
-        "_always", "_asks_until", "_farthest", "_last", "_name", "_reach", "_shape", "convex", "dense",
+        "_always", "_asks_until", "_farthest", "_last", "_name", "_reach", "_shape", "closed_form", "convex", "dense",
         "kept", "needs", "outlook", "page", "unneeded",
     )  # fmt: skip
 
@@ -71,6 +71,8 @@ class PagedReach:
             self.needs.ask = lambda n: ((0, n // page),) if n else ()
         self.kept = self.needs if self._shape is not None else Remembered(self._kept)
         self.outlook = self.needs if self.convex else Remembered(self._outlook)
+        self.closed_form = is_state or self._shape is not None
+        """Whether no answer has to be asked of the reach, which may raise if it is plain Python."""
         self.unneeded: Callable[[int], Interval] = self._unneeded
         """The first pages in a row that neither resuming at a boundary needs, nor one behind it."""
         if is_state:
@@ -131,7 +133,7 @@ class PagedReach:
         outlook = self.outlook[n]
         if not outlook or outlook[0][0]:
             return 0, outlook[0][0] if outlook else n // self.page
-        return outlook[0][1], outlook[1][0] if len(outlook) > 1 else 0
+        return outlook[0][1], outlook[1][0] if len(outlook) > 1 else n // self.page
 
     def first_to_leave(self, n: int) -> int:
         """Return a page before which every page is needed for good, or by no boundary from ``n`` on."""

@@ -21,8 +21,8 @@ from ..device.pool import ABSENT, ABSENT_BYTES, ID_BYTES, Pool, present
 from .holdings import PageHolding, strip, without_absent
 from .lane import PageLane
 from .paged_reach import Pages, gaps, pages_of
-from .passing import PassingCell, PassingLane
-from .radix import Node, climb
+from .passing import PassingCell, PassingLane, Resumes
+from .radix import Node
 
 ABSENT_SLOTS = array("i", [ABSENT])
 EVERY_PAGE = 1 << 62
@@ -300,12 +300,8 @@ class PartialLane(PageLane[PartialCell, PartialCover], PassingLane[PartialCell, 
                     self.enter(self.place(node, mine, present(mine)))
                 holding.owned = first = last
 
-    def pass_above(self, run: list[Node], prompt: int) -> None:
-        node = run[-1]
-        boundary = node.end
-        if prompt < boundary and node.kids is None:
-            boundary = prompt if self.residency.deepest(climb(node, prompt), prompt)[1] == prompt else boundary
-        self._judge(node, boundary, self.paged.unneeded(run[0].start)[1] * self.page)
+    def pass_above(self, run: list[Node], boundary: int, resumes: Resumes | None = None) -> None:
+        self._judge(run[-1], boundary, self.paged.unneeded(run[0].start)[1] * self.page, resumes)
 
     def _merge(self, cell: PartialCell, mine: bytes, holding: PageHolding) -> None:
         """Fill the gaps of ``cell`` with ``mine``, the sequence's last pages of its edge, and give back duplicates.

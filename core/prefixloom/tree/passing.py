@@ -8,6 +8,7 @@ reach.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from typing_extensions import TypeVar
@@ -38,6 +39,8 @@ class PassingCell(Cell):
         self.next = None
 
 
+Resumes = Callable[[Node, int], int]
+"""Returns the deepest boundary of all components up to one, which lies in the edge of a node."""
 P = TypeVar("P", bound=PassingCell, default=Any)
 """The cells."""
 
@@ -99,15 +102,16 @@ class PassingLane(Lane[P, C, H]):
             self.queue.add(cell)
 
     # ------------------------------------------------------------ what is passed
-    def pass_above(self, run: list[Node], prompt: int) -> None:
-        """Mark which cells of a path are passed when ``run``, its end, is published, of a prompt up to ``prompt``.
+    def pass_above(self, run: list[Node], boundary: int, resumes: Resumes | None = None) -> None:
+        """Mark which cells of a path are passed when ``run``, its end, is published.
 
-        If that can be resumed at, the answer behind it counts as passed: whoever misses what the answer's end needs
-        computes an answer again, and a next turn that leaves the answer out would compute everything.
+        ``boundary``: where ``run`` ends, or the end of its prompt, if that can be resumed at. Then the answer behind
+        the prompt counts as passed: whoever misses what the answer's end needs computes an answer again, and a next
+        turn that leaves the answer out would compute everything.
         """
         raise NotImplementedError
 
-    def _judge(self, node: Node, boundary: int, low: int) -> None:
+    def _judge(self, node: Node, boundary: int, low: int, resumes: Resumes | None) -> None:
         """Mark which cells at and above ``node`` are passed by ``boundary``, its end or that of the prompt.
 
         What lies above ``low`` was judged before. Of states the next one above alone was not.
@@ -127,21 +131,27 @@ class PassingLane(Lane[P, C, H]):
             if cell is not None:
                 end = above.end // page
                 start = end - len(cell.data) // ID_BYTES
-                passed = start * page >= boundary or (start >= first and end <= last)
-                if (
-                    passed and parting is not None and start * page < boundary
-                ):  # those who part there resume at the deepest boundary that they can
-                    resumed = self.residency.deepest(parting, parting.end)[1]
-                    if end * page <= resumed:
-                        last = min(last, unneeded(resumed)[1])
-                        parting, passed = None, end <= last
+                passed = answer = start * page >= boundary
+                if not answer:
+                    passed = start >= first and end <= last
+                    if passed and parting is not None:
+                        resumed = self._resumed(parting, resumes)
+                        if end * page <= resumed:
+                            last = min(last, unneeded(resumed)[1])
+                            parting, passed = None, end <= last
                 if passed is not cell.passed:
                     self._set_passed(cell, passed)
-                if passed and cell.spares and end * page < boundary:  # now what that end spared is passed as well
+                elif answer and above is not node:
+                    return  # the publication of what is above has judged the rest
+                if passed and not answer and cell.spares:  # now what that end spared is passed as well
                     low = min(low, unneeded(cell.spares)[1] * page)
-                elif self.unit == "boundary" and end * page <= boundary and above is not node:
+                elif self.unit == "boundary" and not answer:
                     return
             above = above.parent
+
+    def _resumed(self, node: Node, resumes: Resumes | None) -> int:
+        """Return where a prompt resumes that parts from the path at the end of ``node``."""
+        return self.residency.deepest(node, node.end)[1] if resumes is None else resumes(node, node.end)
 
     def _set_passed(self, cell: P, passed: bool) -> None:
         before = self.queue_of(cell)
@@ -159,6 +169,6 @@ class PassingLane(Lane[P, C, H]):
                 above = above.parent
             found: P | None = above.cells[i]
             if found is not None and found.passed:
-                end = cell.node.end
-                if self.paged.unneeded(end)[1] * self.page < end:  # it serves again what the one that is lost served
-                    self._set_passed(found, False)
+                end, paged = cell.node.end, self.paged
+                if not paged.closed_form or paged.unneeded(end)[1] * self.page < end:
+                    self._set_passed(found, False)  # it serves again what the one that is lost served

@@ -23,8 +23,8 @@ from ..contract.values import Receipt
 from ..device.codecs import Coder
 from ..device.pool import NO_SLOT, Pool
 from .holdings import StateHolding
-from .passing import PassingCell, PassingLane
-from .radix import Node, climb, path_up
+from .passing import PassingCell, PassingLane, Resumes
+from .radix import Node, path_up
 
 
 class StateCell(PassingCell):
@@ -126,16 +126,10 @@ class StateLane(PassingLane[StateCell, StateCell, StateHolding]):
         """Make a cell of a state. It is in no queue yet: call ``follow``, ``finish`` or ``line_up`` next."""
         self.place(node, array("i", [slot]).tobytes(), 1)
 
-    def pass_above(self, run: list[Node], prompt: int) -> None:
-        i = self.index
+    def pass_above(self, run: list[Node], boundary: int, resumes: Resumes | None = None) -> None:
         for node in run:
-            if node.cells[i] is not None:
-                boundary = node.end
-                if prompt < boundary and node.kids is None:
-                    end = climb(node, prompt)
-                    if end.end == prompt and end.cells[i] is not None:
-                        boundary = prompt
-                self._judge(node, boundary, 0)
+            if node.cells[self.index] is not None:
+                self._judge(node, boundary if node is run[-1] else node.end, 0, resumes)
 
     def follow(
         self, run: list[Node], holding: StateHolding, cover: StateCell | None, receipt: Receipt | None = None
