@@ -17,7 +17,7 @@ from tests.mutation.fragments import Fragment, changed
 from tests.support.killing import fragment_of
 from tests.support.mutants import MUTANTS
 from tests.support.mutants_tiers import MUTANTS_OF_TIERS
-from tests.support.places import ROOT, test_file
+from tests.support.places import ROOT, file_of_test
 
 SOURCE = '''
 LIMIT = 3
@@ -136,7 +136,7 @@ def test_every_mistake_that_is_made_by_hand_can_still_be_made() -> None:
     assert stale == []
     for mutant in (*MUTANTS, *MUTANTS_OF_TIERS):
         kind, files, _ = mutant.killer
-        assert kind != "test" or all(test_file(each) for each in files.split()), mutant.name
+        assert kind != "test" or all(file_of_test(each) for each in files.split()), mutant.name
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="the judgements are read with tomllib")

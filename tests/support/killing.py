@@ -27,7 +27,7 @@ from typing import Any
 from tests.mutation.fragments import Fragment, changed
 from tests.support.mutants import CORE, MUTANTS, Killer, Mutant
 from tests.support.mutants_tiers import MUTANTS_OF_TIERS
-from tests.support.places import test_file
+from tests.support.places import file_of_test
 
 SECONDS = 240
 """The processor time of one killer. One that takes longer, or ten times as long by the clock, has not killed."""
@@ -66,7 +66,7 @@ def killed_by(killer: Killer) -> str:
     elif kind == "test":
         import pytest  # its rewriting of asserts would load the core by itself, from the honest file
 
-        files = [str(test_file(each)) for each in name.split()]
+        files = [str(file_of_test(each)) for each in name.split()]
         options = ["-qx", "--assert=plain", "-o", "addopts=--import-mode=importlib", "-p", "no:cacheprovider"]
         return "the test fails" if pytest.main([*options, *files, "-k", what]) == 1 else ""
     else:

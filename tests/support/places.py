@@ -8,7 +8,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TESTS = ROOT / "tests"
 
 
-def test_file(name: str) -> Path:
+def file_of_test(name: str) -> Path:
     """The one file of this name below ``tests``, whichever room it is in."""
     (found,) = TESTS.rglob(name)
     return found
@@ -16,4 +16,4 @@ def test_file(name: str) -> Path:
 
 def relative(name: str) -> str:
     """Return the path of a test file from the repository's root, as the documents print it."""
-    return str(test_file(name if name.endswith(".py") else f"{name}.py").relative_to(ROOT))
+    return str(file_of_test(name if name.endswith(".py") else f"{name}.py").relative_to(ROOT))
