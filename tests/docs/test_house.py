@@ -113,8 +113,8 @@ BUDGET: dict[str, int] = {
     "core/prefixloom/storage": 700,
     "core/prefixloom/contract": 2_000,
     "core/prefixloom/device": 2_670,
-    "core/prefixloom/tree": 2_820,
-    "core/prefixloom/operations": 3_470,
+    "core/prefixloom/tree": 2_810,
+    "core/prefixloom/operations": 3_480,
     "core/prefixloom/cache": 940,
     "core/prefixloom/tiers": 2_410,
     "core/prefixloom/insight": 1_260,
@@ -150,7 +150,7 @@ AROUND: dict[str, int] = {
     "bench": 6_500,
 }
 """The most lines of each room around the library."""
-MOST_ANY = 282
+MOST_ANY = 281
 """Uses of ``Any`` in the library: a type that nobody has found yet."""
 NO_VERB = re.compile(
     r"(The|An?|What|Whether|Who|How|By|Of|One|All|Where|Some|Those|Each|As|In|If|For|It|So|At|With|Everything|Somebody|"

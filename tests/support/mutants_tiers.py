@@ -68,7 +68,7 @@ ROWS = (
     ("what is split meanwhile is not offered", "tiers/store_writes.py", "StoreWrites.divided", "self.unseen.append((upper, False))", "", COMING),
     ("another store's count is believed", "tiers/store_writes.py", "StoreWrites.left", "cell.store != self.behind.attached", "False", COMING),
     ("a plugin's transfers are not united", "tiers/transfer_hooks.py", "proposed", "wanted.setdefault(more.component, []).append((more.start, min(more.end, plan.boundary)))", "wanted.setdefault(more.component, [])[:0] = () and (more.start, min(more.end, plan.boundary))", "test_tier_hooks.py"),
-    ("a loaded state leaves the one above for recent", "tiers/restore.py", "_copy_up", "mine.lane.device.pass_above(restored, restored[-1].end)", "pass", COPIES),
+    ("a loaded state leaves the one above for recent", "tiers/restore.py", "_copy_up", "lane.pass_above(restored, restored[-1].end, lane.resumable)", "pass", COPIES),
 )  # fmt: skip
 
 MUTANTS_OF_TIERS = tuple(Mutant(*row, ("test", tests, "")) for *row, tests in ROWS)

@@ -155,6 +155,16 @@ def _narrow(core: Core, match: Match, node: Node, boundary: int) -> tuple[Node, 
     return node, boundary, None
 
 
+def resumable(core: Core, node: Node, boundary: int) -> int:
+    """Return the deepest boundary up to ``boundary``, in the edge of ``node``, at which all components can resume."""
+    before = -1
+    while boundary != before:
+        before = boundary
+        for lane in core.shape.lanes:
+            node, boundary = lane.residency.deepest(node, boundary)
+    return boundary
+
+
 def validated(core: Core, name: str, validator: Callable[[WalkView], int], view: WalkView) -> int:
     """Return what a plugin's validator says of a boundary, checked, on the grid of the tree."""
     lower = core.plugins.call(name, "create_match_validator", validator, view)

@@ -38,6 +38,7 @@ from ..tree.partial_lane import PartialLane
 from ..tree.radix import Node, climb, path_up, prioritize
 from ..tree.state_lane import CodedLane, StateLane
 from .lease import ask_receipts, move_anchor
+from .match import resumable
 from .ops import run_apart, slot_to_keep
 from .retain import retain_published
 from .room import make_room
@@ -212,7 +213,7 @@ def _hand_over(core: Core, running: Running, upto: int, end: int) -> None:
         if shape.passing_lanes:
             boundary = _spared(core, running, run[-1])
             for lane in shape.passing_lanes:
-                lane.pass_above(run, boundary, partial(_resumed, core))
+                lane.pass_above(run, boundary, partial(resumable, core))
         if ends:
             running.held = running.covers = []
         move_anchor(core, running, run[-1])
@@ -241,23 +242,13 @@ def _spared(core: Core, running: Running, node: Node) -> int:
     prompt = running.prompt_end
     if not node.end <= 2 * prompt < 2 * node.end or node.children:
         return node.end
-    if running.spares < 0:
+    if running.spares is None:
         above = climb(node, prompt)
         if above.end == prompt:  # it was an end once, and had all that resuming there needs
-            running.spares = int(all(lane.cell(above) is not None for lane in core.shape.lanes))
+            running.spares = all(lane.cell(above) is not None for lane in core.shape.lanes)
         else:
-            running.spares = int(not core.shape.state_lanes and _resumed(core, above, prompt) == prompt)
+            running.spares = not core.shape.state_lanes and resumable(core, above, prompt) == prompt
     return prompt if running.spares else node.end
-
-
-def _resumed(core: Core, node: Node, boundary: int) -> int:
-    """Return the deepest boundary up to ``boundary``, in the edge of ``node``, at which all components can resume."""
-    before = -1
-    while boundary != before:
-        before = boundary
-        for lane in core.shape.lanes:
-            node, boundary = lane.residency.deepest(node, boundary)
-    return boundary
 
 
 def _renew_states(core: Core, running: Running) -> None:

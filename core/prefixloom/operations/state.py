@@ -315,8 +315,8 @@ class Running(Hold):
     """A step that failed may have written half of its running states."""
     row: int
     """Its row in the page tables that kernels read; -1: none yet."""
-    spares: int
-    """Whether its prompt's end could be resumed at when it published more: 1 or 0; -1: it has not."""
+    spares: bool | None
+    """Whether its prompt's end could be resumed at when it published more; None: it has not."""
     steps: list[Row]
     """Its rows of the target steps whose blocks are open. Each begins where the one before ends."""
     until: float
@@ -341,7 +341,7 @@ class Running(Hold):
         self.namespace = match.namespace
         self.branch = match.branch
         self.match = match
-        self.spares = -1
+        self.spares = None
         self.ready = self.reserved = self.committed = self.published = self.high = match.ready
         lookahead = core.shape.lookahead
         self.looks = Lookahead(lookahead, match.ready, self.names.count) if lookahead else None

@@ -26,7 +26,7 @@ from ..operations.state import CLEAR, Core, Fill, Match, Running
 from ..tree.lane import Lane
 from ..tree.paged_reach import Pages, overlap, pages_of
 from ..tree.radix import Node, climb, path_up
-from ..tree.state_lane import CodedLane
+from ..tree.state_lane import CodedLane, StateLane
 from .host_copies import Filling, HostCopies, Sources
 from .host_lane import HostLane, Pins
 from .transfer_hooks import plan_of, proposed
@@ -269,9 +269,10 @@ def _copy_up(filling: Filling, running: Running) -> set[Lane]:
         running.fence = max(running.fence, work.number)
     for mine in filling.moving:
         restored = sorted([node for node, _ in mine.at], key=lambda node: node.end)
-        mine.lane.device.line_up(restored)
-        if mine.lane.unit == "boundary":
-            mine.lane.device.pass_above(restored, restored[-1].end)
+        lane = mine.lane.device
+        lane.line_up(restored)
+        if isinstance(lane, StateLane):  # it asks itself alone: a reach of pages may raise, and the copies run
+            lane.pass_above(restored, restored[-1].end, lane.resumable)
     copies.follow(work, [each for mine in filling.moving for each in mine.sources])
     if core.watcher is not None:
         core.watcher.published(filling.nodes)

@@ -123,9 +123,6 @@ class Lane(Cells[K], Generic[K, C, H]):
             if cell is not None and cell.next is None and self.uncovered(cell):
                 self.enter(cell)
 
-    def pass_above(self, run: list[Node], boundary: int, resumes: Any = None) -> None:
-        """Note that prompts can be resumed at the end of ``run``: see ``passing``."""
-
     def close(self, holding: H) -> None:
         """Give back all that the sequence owns."""
         raise NotImplementedError

@@ -37,13 +37,8 @@ class PartialCell(PassingCell):
     slack: SlackLink | None
 
     def __init__(self, node: Node, data: bytes, pages: int) -> None:
-        self.node = node
-        self.data = data
-        self.pages = pages
-        self.locks = self.below = 0
-        self.passed = self.unwanted = False
-        self.spares = 0
-        self.slack = self.next = None
+        super().__init__(node, data, pages)
+        self.slack = None
 
 
 class SlackLink(Link):
@@ -200,7 +195,7 @@ class PartialLane(PageLane[PartialCell, PartialCover], PassingLane[PartialCell, 
         cells = self._cells(node, pages)
         for cell, _ in cells:
             self.pin(cell)
-            cell.passed = cell.unwanted = False
+            cell.take_back()
         return cells or None
 
     def release(self, cover: PartialCover, recent: bool = True) -> None:
@@ -300,7 +295,7 @@ class PartialLane(PageLane[PartialCell, PartialCover], PassingLane[PartialCell, 
                     self.enter(self.place(node, mine, present(mine)))
                 holding.owned = first = last
 
-    def pass_above(self, run: list[Node], boundary: int, resumes: Resumes | None = None) -> None:
+    def pass_above(self, run: list[Node], boundary: int, resumes: Resumes) -> None:
         self._judge(run[-1], boundary, self.paged.unneeded(run[0].start)[1] * self.page, resumes)
 
     def _merge(self, cell: PartialCell, mine: bytes, holding: PageHolding) -> None:

@@ -30,13 +30,13 @@ class PassingCell(Cell):
     __slots__ = ("passed", "spares", "unwanted")
 
     def __init__(self, node: Node, data: bytes, pages: int) -> None:
-        self.node = node
-        self.data = data
-        self.pages = pages
-        self.locks = self.below = 0
+        super().__init__(node, data, pages)
         self.passed = self.unwanted = False
         self.spares = 0
-        self.next = None
+
+    def take_back(self) -> None:
+        """Keep the cell as others are kept, because it was used."""
+        self.passed = self.unwanted = False
 
 
 Resumes = Callable[[Node, int], int]
@@ -72,7 +72,7 @@ class PassingLane(Lane[P, C, H]):
             self._early.add_first(cell)
 
     def put_back(self, cell: P) -> None:
-        cell.passed = cell.unwanted = False
+        cell.take_back()
         super().put_back(cell)
 
     def _pop_victim(self) -> P | None:
@@ -92,7 +92,7 @@ class PassingLane(Lane[P, C, H]):
     def _use(self, cell: P) -> None:
         """Count ``cell``, which was computed again, as used just now."""
         stood_in = self.queue_of(cell)
-        cell.passed = cell.unwanted = False
+        cell.take_back()
         if cell.next is None:
             return
         if stood_in is self.queue:
@@ -102,7 +102,7 @@ class PassingLane(Lane[P, C, H]):
             self.queue.add(cell)
 
     # ------------------------------------------------------------ what is passed
-    def pass_above(self, run: list[Node], boundary: int, resumes: Resumes | None = None) -> None:
+    def pass_above(self, run: list[Node], boundary: int, resumes: Resumes) -> None:
         """Mark which cells of a path are passed when ``run``, its end, is published.
 
         ``boundary``: where ``run`` ends, or the end of its prompt, if that can be resumed at. Then the answer behind
@@ -111,7 +111,7 @@ class PassingLane(Lane[P, C, H]):
         """
         raise NotImplementedError
 
-    def _judge(self, node: Node, boundary: int, low: int, resumes: Resumes | None) -> None:
+    def _judge(self, node: Node, boundary: int, low: int, resumes: Resumes) -> None:
         """Mark which cells at and above ``node`` are passed by ``boundary``, its end or that of the prompt.
 
         What lies above ``low`` was judged before. Of states the next one above alone was not.
@@ -135,7 +135,7 @@ class PassingLane(Lane[P, C, H]):
                 if not answer:
                     passed = start >= first and end <= last
                     if passed and parting is not None:
-                        resumed = self._resumed(parting, resumes)
+                        resumed = resumes(parting, parting.end)  # where prompts resume that part there
                         if end * page <= resumed:
                             last = min(last, unneeded(resumed)[1])
                             parting, passed = None, end <= last
@@ -148,10 +148,6 @@ class PassingLane(Lane[P, C, H]):
                 elif self.unit == "boundary" and not answer:
                     return
             above = above.parent
-
-    def _resumed(self, node: Node, resumes: Resumes | None) -> int:
-        """Return where a prompt resumes that parts from the path at the end of ``node``."""
-        return self.residency.deepest(node, node.end)[1] if resumes is None else resumes(node, node.end)
 
     def _set_passed(self, cell: P, passed: bool) -> None:
         before = self.queue_of(cell)

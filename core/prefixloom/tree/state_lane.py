@@ -70,7 +70,7 @@ class StateLane(PassingLane[StateCell, StateCell, StateHolding]):
         cell: StateCell | None = node.cells[self.index]
         if cell is not None:
             self.pin(cell)
-            cell.passed = cell.unwanted = False
+            cell.take_back()
         return cell
 
     def release(self, cover: StateCell, recent: bool = True) -> None:
@@ -126,7 +126,11 @@ class StateLane(PassingLane[StateCell, StateCell, StateHolding]):
         """Make a cell of a state. It is in no queue yet: call ``follow``, ``finish`` or ``line_up`` next."""
         self.place(node, array("i", [slot]).tobytes(), 1)
 
-    def pass_above(self, run: list[Node], boundary: int, resumes: Resumes | None = None) -> None:
+    def resumable(self, node: Node, boundary: int) -> int:
+        """Return the deepest boundary up to ``boundary``, which lies in the edge of ``node``, that has a state."""
+        return self.residency.deepest(node, boundary)[1]
+
+    def pass_above(self, run: list[Node], boundary: int, resumes: Resumes) -> None:
         for node in run:
             if node.cells[self.index] is not None:
                 self._judge(node, boundary if node is run[-1] else node.end, 0, resumes)
